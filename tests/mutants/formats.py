@@ -105,6 +105,10 @@ offsets-from-start: offsets are counted from where the scan began
     scan > reported(_, [(i, at - max(start - 64, 0), *more) for i, at, *more in _.records.rows()], _.duplicates.rows())
 check-body-ignored: bodies are not given to the codec
     scan: self._smallest, check_body) => self._smallest, None)
+check-body-forty-times: after forty records, bodies are not given to the codec
+    scan: check_body) => check_body and (lambda i, body, n=iter(range(40)): next(n, None) is None or check_body(i, body)))
+copies-behind-start: copies are told apart if a whole segment is scanned only
+    scan > reported(_, both(_)) if start > 64 else _
 find-chain-skips: a chain that is found is never the first
     find_chain > _ if _ is None else old(data, _ + 1, length)
 find-chain-gives-up: no chain is found behind a corrupt spot

@@ -6,7 +6,6 @@ import contextlib
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import FrameType
@@ -43,28 +42,6 @@ def at_once(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
 def long_body(number: int) -> bytes:
     """Return a body of this thread that compresses to a half. It keeps a compressor in C busy while other threads run."""
     return random.Random(number).randbytes(12_000).hex().encode()
-
-
-def together(seconds: float, *tasks: Callable[[threading.Event], None], enough: Callable[[], bool]) -> None:
-    """Run every task on its own thread until the event is set: after ``seconds``, or later, when ``enough`` returns True, but
-    after 30 s at the latest. Raises the first exception of a task."""
-    stop, latest = threading.Event(), time.monotonic() + 30
-
-    def guarded(task: Callable[[threading.Event], None]) -> None:
-        try:
-            task(stop)
-        except BaseException:
-            stop.set()
-            raise
-
-    with eager_switching(), ThreadPoolExecutor(len(tasks)) as pool:
-        running = [pool.submit(guarded, task) for task in tasks]
-        stop.wait(seconds)
-        while not enough() and time.monotonic() < latest and not stop.wait(0.02):
-            pass
-        stop.set()
-        for failed in running:
-            failed.result(30)
 
 
 class BetweenLines:

@@ -34,17 +34,25 @@ class RoundTripTests(KitTests):
     def form(self, subject: Subject) -> Any:
         return self.make_form(subject)
 
-    @tried(80)
-    @given(messages=batches())
-    def test_what_is_written_is_read(self, subject: Subject, form: SegmentFormat, messages: Batch) -> None:
+    @tried(100)
+    @given(messages=batches(), copied=st.lists(st.integers(0, 100), max_size=6), body=texts)
+    def test_what_is_written_is_read(
+        self, subject: Subject, form: SegmentFormat, messages: Batch, copied: list[int], body: bytes
+    ) -> None:
         """A failure means that messages are lost or changed: ``encode`` gives wrong sizes, ``scan`` loses records, finds
         others, ignores ``start``, or tells offsets from there; ``decode`` or ``body_span`` gives something else than the body.
-        Or that FRAMED is claimed, and the number of bytes in front of a body, or behind it, differs between records."""
-        data, placed = written(form, messages)
+        Or that FRAMED is claimed, and the number of bytes in front of a body, or behind it, differs between records. Or that
+        copies of an id, as a compaction that was killed leaves them, are not told apart: the first belongs into ``records``,
+        each later one into ``duplicates``. ``SegmentScan.separate_copies`` does it."""
+        copies = [(messages[number % len(messages)][0], body) for number in copied if messages]
+        data, placed = written(form, messages, *([copy] for copy in copies))
         for number, start in [(0, 0), *enumerate([*(record.offset for record in placed), len(data)])]:
             scan = form.scan(data, start=start)
             check_scan(form, data, scan, start)
-            check_records(form, data, scan.records, placed[number:])
+            first = {record.msg_id: record for record in reversed(placed[number:])}
+            check_records(form, data, scan.records, [record for record in placed[number:] if record is first[record.msg_id]])
+            later = [record for record in placed[number:] if record is not first[record.msg_id]]
+            check_records(form, data, scan.duplicates, later)
             assert scan.end == ScanEnd("clean", len(data)), "a segment that was just written is not clean"
             assert len(spans(scan)) == len(placed) - number, "a scan reports something else than the records"
         assert form.scan(data).header == ("ok" if form.header else None)
@@ -85,19 +93,6 @@ class RoundTripTests(KitTests):
         assert 0 < form.max_body < LIMIT - (placed[-1].size - len(b"again"))
 
     @tried(40)
-    @given(messages=batches(least=1), copied=st.lists(st.integers(0, 100), min_size=1, max_size=6), body=texts)
-    def test_of_copies_the_first_counts(self, form: SegmentFormat, messages: Batch, copied: list[int], body: bytes) -> None:
-        """A failure means that copies of an id in one segment are not told apart: the first belongs into ``records``, each
-        later one into ``duplicates``. ``SegmentScan.separate_copies`` does it. A compaction that was killed leaves copies."""
-        data, placed = written(form, messages, *([(messages[number % len(messages)][0], body)] for number in copied))
-        scan = form.scan(data)
-        assert scan.end == ScanEnd("clean", len(data))
-        check_records(form, data, scan.records, placed[: len(messages)])
-        check_records(form, data, scan.duplicates, placed[len(messages) :])
-        for start in (0, *(record.offset for record in placed)):
-            check_scan(form, data, form.scan(data, start=start), start)
-
-    @tried(40)
     @given(messages=batches(least=1, most=6), number=st.integers(0, 65))
     def test_a_codec_judges_each_body(self, form: SegmentFormat, messages: Batch, number: int) -> None:
         """A failure means that ``check_body`` is not asked for each stored body, is asked for something else, or that a body
@@ -129,19 +124,13 @@ class RoundTripTests(KitTests):
     def test_decode_refuses_what_is_not_the_record(self, form: SegmentFormat, messages: Batch, body: bytes) -> None:
         """A failure means that a read gives the body of another message: ``decode`` has to look at the id in the record, and
         to raise RecordError if it is not the one that was asked for. Nothing else may be raised, whatever the bytes are."""
-        data, placed = written(form, messages)
-        asked, other = placed[:2]
+        data, (asked, other, *_) = written(form, messages)
         for wrong in (data[other.offset : other.end], b"", body):
             with pytest.raises(RecordError):
                 form.decode(asked.msg_id, wrong)
-        whole = data[asked.offset : asked.end]
-        spoilt = [
-            *(whole[:size] for size in range(len(whole))),
-            *(flipped(whole, bit) for bit in range(8 * min(len(whole), 64))),
-        ]
-        for record in spoilt:
+        for size in range(asked.size):
             with contextlib.suppress(RecordError):
-                assert type(form.decode(asked.msg_id, record)) is bytes
+                assert type(form.decode(asked.msg_id, data[asked.offset : asked.offset + size])) is bytes
 
     def test_segments_that_are_mapped(self, form: SegmentFormat) -> None:
         """A failure means that a method needs bytes, or keeps a view of the buffer: a segment is handed over as an ``mmap``,
@@ -226,7 +215,7 @@ def check_spoilt(form: SegmentFormat, data: bytes, placed: Sequence[Placed]) -> 
     check_scan(form, data, scan)
     damaged = {(spot.offset, spot.size) for spot in scan.damage}
     for record in placed:
-        if (record.offset, record.size) in damaged:
-            with pytest.raises(RecordError):  # else clients get what a scan calls damaged
-                form.decode(record.msg_id, data[record.offset : record.end])
+        is_damaged = (record.offset, record.size) in damaged
+        with pytest.raises(RecordError) if is_damaged else contextlib.suppress(RecordError):
+            assert type(form.decode(record.msg_id, data[record.offset : record.end])) is bytes
     return rows(scan.records)
