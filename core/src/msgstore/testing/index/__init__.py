@@ -26,11 +26,11 @@ from msgstore.testing.index.place import (
     IDS,
     NOTHING,
     ROUND,
-    Committing,
     Entries,
     Place,
     agree,
     committed,
+    committing,
     enter_all,
     entries_of,
     loaded,
@@ -179,9 +179,9 @@ class IndexTests(KitTests):
         """A failure means that a killed process leaves entries of one commit and state of another, or less than the last commit
         that returned. A run does not always hit the same commit: look at what was found."""
         place.subject.needs(Capability.PERSISTENT)
-        with Committing(place) as process:
+        with committing(place) as kill:
             time.sleep(seconds)  # anywhere in its work
-            done = process.kill()
+            done = kill()
         found = place.saved()
         assert found in (committed(done), committed(done + 1)), f"after commit {done}: {found[0]}"
 
@@ -194,7 +194,7 @@ class IndexTests(KitTests):
         assert loaded(index) == NOTHING
         assert list(place.directory.iterdir()) == []
         mine, gone = bytes(16), CHILD_IDS[1]
-        with Committing(place) as process:
+        with committing(place) as kill:
             first = newest = int((index.load() or {})[ROUND])
             latest = time.monotonic() + 30
             for call in itertools.count():
@@ -207,7 +207,7 @@ class IndexTests(KitTests):
                     break
             assert newest > first + 3, "the writer makes no progress, or the reader does not see it"
             index.enter([mine], [7])
-            done = process.kill()
+            done = kill()
         index.release([gone] * index.references(gone))
         assert (index.get(mine), index.get(gone)) == (7, None), "its own changes are not on top"
         state = index.load() or {}

@@ -6,9 +6,8 @@ import contextlib
 import multiprocessing
 import random
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import attrs
@@ -111,32 +110,29 @@ def _commit_rounds(descriptor: IndexDescriptor, context: IndexContext, parent: A
         parent.send(round_)
 
 
-class Committing:
-    """A child process that commits round after round until it is killed: at the latest at the end of the block, which begins
-    after the first commit."""
+@contextlib.contextmanager
+def committing(place: Place) -> Iterator[Callable[[], int]]:
+    """A child process that commits round after round. The block begins after the first commit. It gets a function that kills
+    the process and returns the number of the last commit that has returned."""
+    processes = multiprocessing.get_context("spawn")
+    child, parent = processes.Pipe()
+    context = IndexContext(place.subject.made_options, place.directory, Files())
+    process = processes.Process(target=_commit_rounds, args=(place.subject.descriptor, context, parent), daemon=True)
+    process.start()
+    parent.close()
+    round_: int = child.recv()  # raises EOFError if the index has failed
 
-    def __init__(self, place: Place) -> None:
-        processes = multiprocessing.get_context("spawn")
-        self._child, self._parent = processes.Pipe()
-        context = IndexContext(place.subject.made_options, place.directory, Files())
-        arguments = place.subject.descriptor, context, self._parent
-        self._process = processes.Process(target=_commit_rounds, args=arguments, daemon=True)
-
-    def __enter__(self) -> Committing:
-        self._process.start()
-        self._parent.close()
-        self._round: int = self._child.recv()  # raises EOFError if the index has failed
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.kill()
-        self._child.close()
-
-    def kill(self) -> int:
-        """Kill it; return the number of its last commit that has returned."""
-        self._process.kill()
-        self._process.join()
+    def kill() -> int:
+        nonlocal round_
+        process.kill()
+        process.join()
         with contextlib.suppress(EOFError, OSError):
             while True:
-                self._round = self._child.recv()
-        return self._round
+                round_ = child.recv()
+        return round_
+
+    try:
+        yield kill
+    finally:
+        kill()
+        child.close()
