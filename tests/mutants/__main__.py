@@ -77,7 +77,8 @@ class _Watch:
             return
         table = Table("mutant", "kind", "what is wrong", "caught by", box=None)
         tried = [mutant for mutant in MUTANTS if mutant.name in self._found]
-        caught = {mutant.name for mutant in tried if self._found[mutant.name].keys() & {"failed", "not run"} == {"failed"}}
+        caught = {name for name, found in self._found.items() if found["failed"] and not found["not run"]}
+        caught &= {mutant.name for mutant in tried}
         for mutant in sorted(tried, key=lambda mutant: mutant.name in caught):  # survivors first
             found = self._found[mutant.name]
             said = f"COULD NOT BE RUN: {', '.join(found['not run'][:3])}" if found["not run"] else "\n".join(found["failed"])
