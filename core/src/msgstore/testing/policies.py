@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -179,15 +180,13 @@ def _another_time(policy: object, seconds: float) -> Iterator[None]:
         def now(cls, tz: datetime.tzinfo | None = None) -> Any:
             return datetime.datetime.fromtimestamp(seconds, tz)
 
-        @classmethod
-        def utcnow(cls) -> Any:
-            return datetime.datetime.fromtimestamp(seconds, datetime.UTC).replace(tzinfo=None)
+        utcnow = now
 
     clocks: dict[str, Any] = {name: lambda: seconds for name in ("time", "monotonic", "perf_counter")}
     clocks |= {f"{name}_ns": lambda: int(seconds * 10**9) for name in clocks}
     fakes: dict[int, Any] = {id(getattr(time, name)): clock for name, clock in clocks.items()}
-    fakes |= {id(time): mock.Mock(wraps=time, **clocks), id(datetime.datetime): Elsewhen}
-    fakes[id(datetime)] = mock.Mock(wraps=datetime, datetime=Elsewhen)
+    fakes |= {id(time): SimpleNamespace(**(vars(time) | clocks)), id(datetime.datetime): Elsewhen}
+    fakes[id(datetime)] = SimpleNamespace(**(vars(datetime) | {"datetime": Elsewhen}))
     with contextlib.ExitStack() as stack:
         for module in {cls.__module__ for cls in type(policy).__mro__} & sys.modules.keys():
             names = vars(sys.modules[module])
