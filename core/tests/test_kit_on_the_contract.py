@@ -1,4 +1,5 @@
-"""The complete backends that the contract's docstrings show pass the kit: who copies one begins with something sound."""
+"""The complete backends that the contract's docstrings show pass the kit: who copies one begins with something sound. So
+does a policy that computes with dates."""
 
 from __future__ import annotations
 
