@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from msgstore.contract import BodyCodecDescriptor, Capability, RecordError, StoredBody
 from msgstore.testing.concurrency import BetweenLines, at_once, long_body
-from msgstore.testing.data import tried
+from msgstore.testing.data import is_linear, peak_of, tried, within
 from msgstore.testing.formats.segments import check_body
 from msgstore.testing.guard import KitTests
-from msgstore.testing.limits import is_linear, peak_of, within
 from msgstore.testing.records import check_values
 from msgstore.testing.subjects import Subject
 

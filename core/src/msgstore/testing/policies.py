@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msgstore.contract import Action, Capability, Combine, Drop, Migrate, SegmentStats
-from msgstore.testing.data import tried
+from msgstore.testing.data import is_linear, tried, within
 from msgstore.testing.guard import KitTests
-from msgstore.testing.limits import is_linear, within
 from msgstore.testing.subjects import Subject
 
 NOW = 1_700_000_000.0

@@ -14,13 +14,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from msgstore.contract import Capability, ScanEnd, SegmentFormat
-from msgstore.testing.data import Batch, batches, numbered, texts, tried
+from msgstore.testing.data import Batch, batches, is_linear, numbered, peak_of, texts, tried, within
 from msgstore.testing.formats.gaps import GapTests
 from msgstore.testing.formats.roundtrip import RoundTripTests, check_anything
 from msgstore.testing.formats.segments import Row, check_records, check_scan, encoded, expected, made, rows, written
 from msgstore.testing.golden import described, difference, golden
 from msgstore.testing.guard import skip_without
-from msgstore.testing.limits import is_linear, peak_of, within
 from msgstore.testing.subjects import Subject
 
 MULTIPLE, BESIDE = 16, 2 * 2**20

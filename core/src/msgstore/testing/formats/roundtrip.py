@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from msgstore.contract import Capability, RecordError, ScanEnd, SegmentFormat
 from msgstore.locations import LIMIT
 from msgstore.testing.concurrency import ROUNDS, at_once, long_body
-from msgstore.testing.data import Batch, batches, flipped, numbered, texts, tried
+from msgstore.testing.data import Batch, batches, flipped, numbered, texts, tried, within
 from msgstore.testing.formats.segments import Placed, check_records, check_scan, expected, rows, spans, written
 from msgstore.testing.guard import KitTests
-from msgstore.testing.limits import within
 from msgstore.testing.subjects import Subject
 
 LARGE = 16 * 2**20
