@@ -151,8 +151,8 @@ def _session(clock: JobTimer, master: str) -> Iterator[Any]:
 
 
 def spark_runner(master: str) -> JobRunner:
+    from msgstore_spark.plugin import SparkOptions
     from msgstore_spark.runner import SparkRunner
-    from msgstore_spark.runner_options import SparkOptions
 
     return SparkRunner(SparkOptions(master))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import threading
 import time
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from itertools import count, islice, pairwise
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 import msgstore
 from msgstore.contract import Combine, Compact, Drop
 from msgstore.files import Files
-from msgstore.testing.concurrency import together
+from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import Crash
 from support import collect, contents, counts, failing, flip, id_of, open_with
 
@@ -342,6 +344,20 @@ def test_actions_beside_clients_keep_exact_counts(cell, opened):
             store = opened()
         check(store, {msg_id: long_body(msg_id) for msg_id in expected_counts})
         assert counts(store) == expected_counts
+
+
+def together(seconds, *tasks, enough):
+    """Run every task on its own thread until the event is set: after ``seconds``, or later, when ``enough`` returns True, but
+    after 30 s at the latest. Raises the first exception of a task."""
+    stop, latest = threading.Event(), time.monotonic() + 30
+    with eager_switching(), ThreadPoolExecutor(len(tasks)) as pool:
+        running = [pool.submit(task, stop) for task in tasks]
+        wait(running, seconds, FIRST_EXCEPTION)
+        while not (enough() or any(task.done() for task in running)) and time.monotonic() < latest:
+            stop.wait(0.02)
+        stop.set()
+        for task in running:
+            task.result(30)
 
 
 def long_body(msg_id: bytes) -> bytes:

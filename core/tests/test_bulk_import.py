@@ -6,8 +6,6 @@ import base64
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +60,7 @@ def fails(message, *sources, to, error=StoreError, **keys):
 
 @pytest.mark.parametrize("ids", ["binary(16)", "binary", "text"])
 def test_parquet_is_imported_in_order_of_rows(ids, tmp_path, monkeypatch):
-    """Row groups are shared out; the store has the rows in their order."""
+    """A task reads some row groups; the store has the rows in their order."""
     monkeypatch.setattr(importing, "SHARE", 20_000)
     rows = some(2000)
     job = plan_import(msgstore.load_catalogue(), [to_parquet(tmp_path / "in.parquet", rows, ids=ids)], tmp_path / "store")
@@ -79,20 +77,23 @@ def test_parquet_is_imported_in_order_of_rows(ids, tmp_path, monkeypatch):
 
 
 def test_files_of_both_kinds_are_imported_together(tmp_path):
-    """Texts, empty lines; what Spark puts beside its files is none."""
+    """Texts, empty lines, an empty file; not the files that Spark creates next to its own. Each file counts once."""
     rows, source = some(20_000), tmp_path / "in"
     to_parquet(source / "b.parquet", rows[:5000])
     to_lines(source / "a.jsonl", rows[5000:])
     (source / "c").mkdir()
     (source / "c" / "t.ndjson").write_text('\n{"id": "' + "ab" * 16 + '", "text": "Grüße"}\n\n')
+    (source / "c" / "z.jsonl").write_text("")
     for name in ("_SUCCESS", ".b.parquet.crc"):
         (source / name).write_bytes(b"")
     to_lines(source / "_temporary" / "x.jsonl", some(3, 10**6))
     report = load(source, to=tmp_path / "store", index="lmdb", record="checksum")
     wanted = {i: (b, 1) for i, b in rows} | {b"\xab" * 16: ("Grüße".encode(), 1)}
     assert content(tmp_path / "store", "lmdb") == wanted
-    assert (report.files, report.rows, report.messages) == (3, 20_001, 20_001)
-    again = load(source / "*.parquet", source / "b.parquet", to=tmp_path / "again")
+    assert (report.files, report.rows, report.messages) == (4, 20_001, 20_001)
+    assert report.bytes == sum(path.stat().st_size for path in (tmp_path / "store").glob("*.sqs"))
+    (tmp_path / "link.parquet").symlink_to(source / "b.parquet")
+    again = load(source / "*.parquet", source / ".." / "in" / "b.parquet", tmp_path / "link.parquet", to=tmp_path / "again")
     assert (again.files, again.messages) == (1, 5000)
 
 
@@ -208,7 +209,6 @@ def test_empty_file_becomes_empty_store(tmp_path):
     to_lines(tmp_path / "in" / "a.jsonl", [])
     assert load(tmp_path / "in", to=tmp_path / "store").messages == 0
     assert content(tmp_path / "store") == {}
-    fails("is there already", tmp_path / "in", to=tmp_path / "store")
 
 
 def test_invalid_bodies_of_codec_are_refused(tmp_path):
@@ -226,43 +226,19 @@ def test_command_prints_counts(tmp_path):
     assert "is there already" in refused("import", file, tmp_path / "store")
 
 
-WITHOUT_PYARROW = """
-import sys
-sys.modules["pyarrow"] = None
-from msgstore.cli.main import main
-for name in sys.argv[1:]:
-    try:
-        main(["import", name, name + ".store"])
-    except SystemExit as end:
-        print(end.code)
-"""
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path):
-    """JSON Lines need none."""
+def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
+    """The error has the package to install. JSON Lines need none."""
     files = [to_lines(tmp_path / "in.jsonl", some(3)), to_parquet(tmp_path / "in.parquet", some(3))]
-    done = subprocess.run([sys.executable, "-c", WITHOUT_PYARROW, *files], capture_output=True, text=True, check=True)
-    lines, *codes = done.stdout.splitlines()
-    assert "3 messages imported" in lines
-    assert codes == ["0", "2"]
-    assert "pip install 'msgstore[parquet]'" in done.stderr
-
-
-def test_file_of_two_names_counts_once(tmp_path):
-    path = to_lines(tmp_path / "in" / "a.jsonl", some(1), references=2)
-    (tmp_path / "link.jsonl").symlink_to(path)
-    report = load(path, tmp_path / "in" / ".." / "in", tmp_path / "link.jsonl", to=tmp_path / "to")
-    assert (report.files, report.rows) == (1, 1)
-    assert [references for _, references in content(tmp_path / "to").values()] == [2]
+    monkeypatch.setattr("msgstore.jobs.workers.find_spec", lambda name: None)
+    assert load(files[0], to=tmp_path / "store").messages == 3
+    fails(r"pip install 'msgstore\[parquet\]'", files[1], to=tmp_path / "other", error=ConfigError)
 
 
 @pytest.mark.parametrize(
     ("pattern", "rows"),
     [
-        *((pattern, 6) for pattern in ("store=*", "*", "**", "**/*.jsonl")),
+        *((pattern, 6) for pattern in ("store=*", "**", "**/*.jsonl")),
         ("_c/*.jsonl", 3),
-        ("store=*/_temporary/*.jsonl", 3),
-        ("**/_temporary/*.jsonl", 3),
         ("**/st*/**/_temporary/**", 3),
         ("store=a/../s*/../_c/*.jsonl", 3),
     ],
@@ -312,10 +288,3 @@ def test_unlistable_directory_is_refused(tmp_path, monkeypatch):
     (tmp_path / "in" / "closed").rename(tmp_path / "in" / "_closed")
     to_lines(tmp_path / "in" / "open" / "c.jsonl", some(1, 2))
     assert load(tmp_path / "in" / "*" / "*.jsonl", to=tmp_path / "to").rows == 1
-
-
-def test_size_counts_all_files_if_last_is_empty(tmp_path):
-    to_lines(tmp_path / "a.jsonl", some(100))
-    (tmp_path / "b.jsonl").write_text("")
-    report = load(tmp_path / "a.jsonl", tmp_path / "b.jsonl", to=tmp_path / "to", format="ledger")
-    assert report.bytes == sum(path.stat().st_size for path in (tmp_path / "to").glob("*.ledger"))

@@ -307,16 +307,12 @@ def test_segments_of_one_number_are_drawn_unplanned(tmp_path, draw):
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)<\\script>&amp;\"'\u2028"
 
 
-def test_hostile_names_stay_data(tmp_path, draw):
+def test_hostile_names_stay_data_page_loads_nothing(tmp_path, draw):
     directory = copy_of("v2_compacted", tmp_path / HOSTILE)
     assert draw(directory)["stores"][0]["path"] == str(directory)
     page = (tmp_path / "map.html").read_text(encoding="utf-8")
     assert page.count("<script") == page.count("</script>") == 2
-    assert "<img" not in page
-    assert "alert(2)<" not in page
-
-
-def test_page_loads_nothing(tmp_path, draw):
+    assert not any(part in page for part in ("<img", "alert(2)<"))
     draw(COMPACTED)
     page = (tmp_path / "map.html").read_text(encoding="utf-8")
     assert re.findall(r"https?:|//[a-z]|\bsrc=|\bhref=|@import|url\(|fetch\(|XMLHttpRequest", page) == []

@@ -81,6 +81,7 @@ def pairs(commands, place, message):
         *pairs(READING + CHANGING + MAKING, "HERE/nowhere", "there is no such directory"),
         *pairs(READING + CHANGING, "HERE/letters", f"letters: {NO_SEGMENTS}"),
         *pairs(READING + CHANGING, "letters --config HERE/store.toml", NO_SEGMENTS),
+        ("info BROKER/v1_clean", "directories beneath it that have some: store"),
         *VALUES,
     ],
     ids=lambda text: text[:40],

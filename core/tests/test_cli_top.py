@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 import msgstore
-from core_support import refused, rows_of, run, store_of
+from core_support import raising, refused, rows_of, run, store_of
 from msgstore.cli.commands import top
 from msgstore.cli.stores import StoreArgument
 
@@ -60,6 +60,14 @@ def test_top_of_closed_store_shows_its_statistics(tmp_path, index, monkeypatch):
     assert len(asked) == 1  # nothing has changed since
     text = run(*ONCE, tmp_path).stdout
     assert all(part in text for part in ("open for writing  no process", "15  +0/s", "0.sqs"))
+
+
+def test_top_without_readable_index_shows_sizes(tmp_path, monkeypatch):
+    with msgstore.open_store(tmp_path) as store, store.client() as client:
+        client.write(IDS[0], b"body")
+    monkeypatch.setattr(top, "open_configured", raising(msgstore.StoreIOError("it cannot be read")))
+    [shown] = rows_of(*ONCE, tmp_path)
+    assert (shown["messages"], shown["segments"]) == (None, 1)
 
 
 def test_top_of_crashed_store_does_not_read_it(tmp_path):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from msgstore.testing.concurrency import BetweenLines, together
+from msgstore.testing.concurrency import BetweenLines
 from msgstore.testing.faults import (
     Crash,
     FailingFiles,
@@ -81,11 +81,3 @@ def test_a_look_between_two_lines_meets_what_is_half_done():
 
     BetweenLines(lambda: seen.add(entries.get("a"))).run(move)
     assert seen == {1, None, 2}
-
-
-def test_what_a_thread_raises_is_raised():
-    def fail(stop):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        together(5, fail, lambda stop: stop.wait(5), enough=lambda: True)

@@ -1,7 +1,9 @@
-"""The complete backends that the contract's docstrings show pass the kit: who copies one begins with something sound."""
+"""The complete backends that the contract's docstrings show pass the kit: who copies one begins with something sound. So
+does a policy that computes with dates."""
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import inspect
 import re
@@ -18,6 +20,7 @@ import pytest
 import msgstore.contract
 from msgstore.contract import (
     BodyCodecDescriptor,
+    Compact,
     GcPolicyDescriptor,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
@@ -78,3 +81,22 @@ def test_index_of_contract_keeps_its_promises():
     assert (len(index), index.get(ids[0]), index.references(ids[0])) == (2, None, 0)
     index.clear()
     assert len(index) == 0
+
+
+class Weekdays:
+    """A policy that computes with dates, and asks no clock."""
+
+    def __init__(self, options):
+        pass
+
+    def plan(self, segments, now):
+        if datetime.datetime.fromtimestamp(now, datetime.UTC).weekday() > 4:
+            return []
+        at_rest = (s for s in segments if not (s.current or s.quarantined))
+        return [Compact(s.number) for s in at_rest if s.garbage_bytes > s.live_bytes]
+
+
+class TestWeekdays(GcPolicyTests):
+    @pytest.fixture
+    def subject(self):
+        return Subject.of(GcPolicyDescriptor(name="weekdays", contract=(1, 0), factory=f"{__name__}:Weekdays"))

@@ -91,7 +91,7 @@ def runners() -> str:
     }
     local = found["local"]
     rows = [("`local`", "`msgstore`", _options(local.options), cell(local.summary))]
-    options = _tree("runner_options")
+    options = _tree("plugin")
     documented = _documented(next(node for node in options.body if isinstance(node, ast.ClassDef)))
     project = tomllib.loads((PIPELINE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     descriptor = next(
@@ -178,11 +178,11 @@ def spark_errors() -> str:
 
 
 def spark_settings() -> str:
-    return table(("setting", "value"), [(f"`{key}`", f"`{value}`") for key, value in _literal("session", "SETTINGS").items()])
+    return table(("setting", "value"), [(f"`{key}`", f"`{value}`") for key, value in _literal("sessions", "SETTINGS").items()])
 
 
-def _option_table(module: str) -> str:
-    return table(("option", ""), [(f"`{name}`", cell(text)) for name, text in _literal(module, "OPTIONS").items()])
+def _option_table(constant: str) -> str:
+    return table(("option", ""), [(f"`{name}`", cell(text)) for name, text in _literal("options", constant).items()])
 
 
 REGIONS: dict[str, Callable[[], str]] = {
@@ -193,6 +193,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "spark, functions": spark_functions,
     "spark, errors": spark_errors,
     "spark, settings": spark_settings,
-    "spark, options of reading": lambda: _option_table("options"),
-    "spark, options of writing": lambda: _option_table("writer"),
+    "spark, options of reading": lambda: _option_table("OPTIONS"),
+    "spark, options of writing": lambda: _option_table("WRITE_OPTIONS"),
 }

@@ -1,4 +1,4 @@
-"""Real executors in processes of their own: they find this Python, say which plugins they have, read and salvage."""
+"""Real executors in separate processes: they use this Python, have its plugins, read a store, and salvage it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ WORK = """
     master, config, store, rescued = sys.argv[1:]
     with session(master, config=json.loads(config)) as spark:
         answered = [check_executors(spark), check_executors(spark)]
-        found = spark.read.format("msgstore").option("taskSize", "16kB").load(store)  # nobody has registered it
+        found = spark.read.format("msgstore").option("taskSize", "16kB").load(store)  # without registration
         rows = found.selectExpr("lower(hex(id))", "type", "string(body)", "unix_micros(time)", "actor").collect()
-        told = []
+        progress = []
         catalogue = msgstore.load_catalogue()
         os.chdir(Path(store).parent)  # a job's paths may be relative, wherever executors run
         job = plan_salvage(catalogue, [Path(Path(store).name)], Path(rescued))
-        report = make_runner(catalogue, "spark", {}).salvage(job, lambda done, known: told.append((done, known)))
+        report = make_runner(catalogue, "spark", {}).salvage(job, lambda done, known: progress.append((done, known)))
         print(json.dumps({
             "answered": answered, "columns": found.columns, "rows": [list(row) for row in rows],
-            "report": report.as_json(), "told": told[-1:],
+            "messages": report.messages, "progress": progress[-1:],
         }))
 """
 SMALL = '{"spark.executor.memory": "512m"}'
@@ -42,7 +42,7 @@ SMALL = '{"spark.executor.memory": "512m"}'
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory):
-    """A store of a third party's records in several segments."""
+    """Store with a third party's records in several segments."""
     path = tmp_path_factory.mktemp("audited") / "store"
     form = {"use": "v2", "records": {"audit": {"byte": 200, "actor": "billing"}}}
     with msgstore.open_store(path, record="audit", format=form, file_size_limit=8000) as store, store.client() as client:
@@ -54,66 +54,55 @@ def audited(tmp_path_factory):
     return path
 
 
-def truth(store: Path) -> list[list[Any]]:
-    """Of each message id, type, body, time in microseconds, and actor, as the store itself has them."""
+def read(store: Path) -> list[list[Any]]:
+    """Return id, type, body, time in microseconds, and actor of each message, as the store itself has them."""
     rows = []
     with msgstore.open_store(store, mode="r") as opened:
         for entry in opened.entries():
-            described = describe(opened.record(entry))
-            assert described.record == "audit"
-            nanoseconds, actor = described.values
+            nanoseconds, actor = describe(opened.record(entry)).values
             rows.append([entry.msg_id.hex(), 200, opened.stored_body(entry).decode(), nanoseconds // 1000, actor])
     return sorted(rows)
 
 
-def works(master: str, config: str, executors: int, store: Path, rescued: Path) -> None:
-    """The columns of a third party's records are there with what was written; a salvage takes all, and says how far it is."""
-    (said,) = clusters.run(WORK, master, config, str(store), str(rescued)).splitlines()
-    found = json.loads(said)
+@pytest.mark.parametrize(
+    ("master", "config", "executors"),
+    [
+        (lambda request: "local-cluster[2,1,1024]", SMALL, 2),
+        (lambda request: request.getfixturevalue("standalone"), SMALL, 2),
+        (lambda request: request.getfixturevalue("connect_server"), "{}", 1),
+    ],
+    ids=["local-cluster", "standalone", "connect"],
+)
+def test_executors_read_and_salvage(request, audited, tmp_path, master, config, executors):
+    """All messages, with the columns of the third party's record type."""
+    rescued = tmp_path / "rescued"
+    (line,) = clusters.run(WORK, master(request), config, str(audited), str(rescued)).splitlines()
+    found = json.loads(line)
     assert found["answered"] == [executors, executors]
     assert found["columns"] == ["store", "file", "format", "offset", "size", "type", "id", "body", "time", "actor"]
-    written = truth(store)
-    assert {(row[1], row[4]) for row in written} == {(200, "billing")}
-    assert len(written) == 1000
-    assert sorted(found["rows"]) == written
-    assert found["report"]["messages"] == 1000
-    assert truth(rescued) == written
-    assert [path.name for path in rescued.parent.iterdir()] == [rescued.name]
-    for done, known in found["told"]:
+    written = read(audited)
+    assert {row[4] for row in written} == {"billing"}
+    assert len(written) == found["messages"] == 1000
+    assert sorted(found["rows"]) == read(rescued) == written
+    assert [path.name for path in tmp_path.iterdir()] == ["rescued"]
+    for done, known in found["progress"]:
         assert 0 < done == known
 
 
-def test_local(spark):
+def test_fingerprint_names_third_parties(spark):
     assert check_executors(spark) == 1
-
-
-def test_the_fingerprint_names_what_strangers_brought():
     found = fingerprint()
     assert found["record audit of v2"].startswith("acme-audit-record 1.0.0 (contract ")
     assert found["msgstore-spark"] == "msgstore-spark 0.1.0"
     assert found["pyarrow"] == "pyarrow 18 or newer"
 
 
-def test_local_cluster(audited, tmp_path):
-    works("local-cluster[2,1,1024]", SMALL, 2, audited, tmp_path / "rescued")
-
-
-def test_standalone_with_two_workers(standalone, audited, tmp_path):
-    works(standalone, SMALL, 2, audited, tmp_path / "rescued")
-
-
-def test_connect(connect_server, audited, tmp_path):
-    """The format is found by the Python of the server, which has it; how one that has not gets it: test_shipping."""
-    works(connect_server, "{}", 1, audited, tmp_path / "rescued")
-
-
-def test_connect_and_then_classic_in_one_process(connect_server):
+def test_connect_and_classic_alternate_in_process(connect_server):
     program = """
         import sys
         from msgstore_spark import SparkUnavailable, session
         with session(sys.argv[1]) as spark:
-            assert session() is spark
-            assert session(sys.argv[1]) is spark
+            assert session() is session(sys.argv[1]) is spark
             try:
                 session("local[2]")
             except SparkUnavailable as error:
@@ -124,12 +113,12 @@ def test_connect_and_then_classic_in_one_process(connect_server):
         with session(sys.argv[1]) as spark:
             print(spark.range(10).count())
     """
-    said = clusters.run(program, connect_server).splitlines()
-    assert "a session is active here, and its master is localhost:" in said[0]
-    assert said[1:] == ["10", "local[2] 10", "10"]
+    error, *lines = clusters.run(program, connect_server).splitlines()
+    assert "a session is active here, and its master is localhost:" in error
+    assert lines == ["10", "local[2] 10", "10"]
 
 
-def test_a_cluster_without_workers(tmp_path):
+def test_cluster_without_workers_is_refused(tmp_path):
     program = """
         import sys
         from msgstore_spark import SparkUnavailable, check_executors, fingerprint, session

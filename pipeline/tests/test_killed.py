@@ -1,50 +1,114 @@
-"""Executors and whole jobs that are killed in the middle of a write: whole or not there, and right when it is run again."""
+"""Executors and jobs that are killed during a write: the store is complete or does not exist, and the job can be repeated."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 
 import msgstore
-from killing import Job, job, needs_proc, slow_disk
 from msgstore.jobs.runner import make_runner
 from msgstore.jobs.salvage import plan_salvage
+from msgstore_spark.java import find_java_home
 from test_writer import content, expected, rows, save
 
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to find executors")
 CLUSTER = "local-cluster[2,1,1024]"
 CATALOGUE = msgstore.load_catalogue()
 COUNT = 60_000
-
-WRITES = """
-    import sys
-    from msgstore_spark import session
-    master, path, count, *_ = sys.argv[1:]
-    with session(master, config={"spark.task.maxFailures": 8, "spark.executor.memory": "512m"}) as spark:
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 500)
-        columns = ["unhex(lpad(hex(id), 32, '0')) as id", "encode(repeat(string(id), 20), 'utf-8') as body"]
-        spark.range(0, int(count), 1, 4).selectExpr(*columns).write.format("msgstore").mode("append").save(path)
-        print("written")
-"""
-SALVAGES = """
+START_SECONDS = 240.0
+"""Time for a job to begin to write on a busy machine."""
+PROGRAM = """
     import sys
     from pathlib import Path
     import attrs, msgstore
     from msgstore.jobs.runner import make_runner
     from msgstore.jobs.salvage import plan_salvage
     from msgstore_spark import session
-    master, path, _, source = sys.argv[1:]
-    catalogue = msgstore.load_catalogue()
-    with session(master, config={"spark.task.maxFailures": 8, "spark.executor.memory": "512m"}):
-        job = attrs.evolve(plan_salvage(catalogue, [Path(source)], Path(path)), task_size=2**20)
-        print(make_runner(catalogue, "spark", {}).salvage(job).messages)
+    master, path, count, *sources = sys.argv[1:]
+    with session(master, config={"spark.task.maxFailures": 8, "spark.executor.memory": "512m"}) as spark:
+        if sources:
+            catalogue = msgstore.load_catalogue()
+            job = attrs.evolve(plan_salvage(catalogue, list(map(Path, sources)), Path(path)), task_size=2**20)
+            print(make_runner(catalogue, "spark", {}).salvage(job).messages)
+        else:
+            spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 500)
+            columns = ["unhex(lpad(hex(id), 32, '0')) as id", "encode(repeat(string(id), 20), 'utf-8') as body"]
+            spark.range(0, int(count), 1, 4).selectExpr(*columns).write.format("msgstore").mode("append").save(path)
+            print(count)
 """
+SLOW_DISK = """
+    import time
+    from msgstore.files import Files
+
+    plain = Files.pwrite
+
+    def pwrite(self, fd, data, offset):
+        time.sleep({seconds} if len(data) > 20_000 else 0)
+        plain(self, fd, data, offset)
+
+    Files.pwrite = pwrite
+"""
+"""``sitecustomize`` module that makes larger writes slow, so that a job can be killed during them."""
+
+
+@contextlib.contextmanager
+def job(store: Path, master: str, *sources: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """Start a job that creates ``store``, and yield it when it writes. At the end, everything that it started is killed."""
+    store.parent.mkdir()
+    site = store.parent.with_name("site")
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(textwrap.dedent(SLOW_DISK.format(seconds=seconds)))
+    env = os.environ | {"JAVA_HOME": str(find_java_home()), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(site)}
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), master, str(store), str(COUNT), *map(str, sources)]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, start_new_session=True) as child,
+    ):
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not list(store.parent.glob(f".{store.name}.msgstore/*/parts/*/*.sqs")):
+                errors.seek(0)
+                assert child.poll() is None and time.monotonic() < deadline, errors.read()[-3000:]  # noqa: PT018
+                time.sleep(0.05)
+            assert not store.exists()
+            yield child
+        finally:
+            for pid in descendants(child.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            child.kill()
+
+
+def descendants(pid: int, *arguments: str) -> list[int]:
+    """Return the processes that a process has started, directly or not, and whose command line has all ``arguments``."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                line = path.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found += [int(path.parent.name)] * all(argument in line for argument in arguments)
+                found += descendants(int(path.parent.name), *arguments)
+    return found
+
+
+def executor(pid: int) -> int:
+    return descendants(pid, "CoarseGrainedExecutorBackend", "--executor-id 0")[-1]
 
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
-    """A store with a body for each number, in some segments; one of these was cut off within its last record."""
+    """Store with several segments, one of which is cut within its last record."""
     source = tmp_path_factory.mktemp("damaged") / "store"
     with msgstore.open_store(source, file_size_limit=2**20) as store, store.client() as client:
         client.write_many((msg_id, body) for msg_id, (body, _) in expected(COUNT).items())
@@ -54,55 +118,39 @@ def damaged(tmp_path_factory):
 
 
 def salvaged(source: Path, destination: Path) -> dict[bytes, tuple[bytes, int]]:
-    """What the other engine finds there."""
+    """Return the messages that the runner ``local`` salvages."""
     plan = plan_salvage(CATALOGUE, [source], destination)
     assert make_runner(CATALOGUE, "local", {"processes": 1}).salvage(plan).messages == COUNT - 1
     return content(destination)
 
 
-@needs_proc
-@pytest.mark.parametrize("victim", [Job.kill_executor, Job.kill_python])
-def test_an_executor_that_writes_rows(tmp_path, victim):
-    """Spark begins its tasks again elsewhere, and the store has every message once."""
-    store, env = tmp_path / "out" / "store", slow_disk(tmp_path / "site", 0.5)
-    store.parent.mkdir()
-    with job(WRITES, CLUSTER, str(store), str(COUNT), destination=store, env=env) as writing:
-        writing.wait_until_it_writes()
-        victim(writing)
-        assert writing.ends() == "written"
-    assert content(store) == expected(COUNT)
+@pytest.mark.parametrize("victim", ["executor", "worker", "executor of a salvage"])
+def test_tasks_of_killed_process_are_repeated(tmp_path, damaged, victim):
+    store, sources = tmp_path / "out" / "store", [damaged] if "salvage" in victim else []
+    with job(store, CLUSTER, *sources, seconds=0.5) as writing:
+        killed = executor(writing.pid)
+        os.kill(descendants(killed, "pyspark")[-1] if victim == "worker" else killed, signal.SIGKILL)
+        output, _ = writing.communicate()
+        assert output.splitlines()[-1:] == [str(COUNT - len(sources))]
+    assert content(store) == (salvaged(damaged, tmp_path / "other") if sources else expected(COUNT))
     assert list(store.parent.iterdir()) == [store]
 
 
-@needs_proc
-def test_an_executor_in_a_salvage(tmp_path, damaged):
-    """What it had examined for others is lost with it, and what it had written is not taken."""
-    store, env = tmp_path / "out" / "store", slow_disk(tmp_path / "site", 0.5)
-    store.parent.mkdir()
-    with job(SALVAGES, CLUSTER, str(store), "", str(damaged), destination=store, env=env) as salvaging:
-        salvaging.wait_until_it_writes()
-        salvaging.kill_executor()
-        assert salvaging.ends() == str(COUNT - 1)
-    assert content(store) == salvaged(damaged, tmp_path / "other")
-    assert list(store.parent.iterdir()) == [store]
-
-
-@needs_proc
-@pytest.mark.parametrize("program", [WRITES, SALVAGES], ids=["rows", "a salvage"])
-def test_a_whole_job(spark, tmp_path, damaged, program):
-    """Nothing is there; while it lives nobody else writes there; then the next job clears up and makes it."""
-    store, env = tmp_path / "out" / "store", slow_disk(tmp_path / "site", 2)
-    store.parent.mkdir()
-    with job(program, "local[2]", str(store), str(COUNT), str(damaged), destination=store, env=env) as killed:
-        killed.wait_until_it_writes()
+@pytest.mark.parametrize("is_salvage", [False, True])
+def test_killed_job_can_be_repeated(spark, tmp_path, damaged, is_salvage):
+    """Nothing exists at the destination. Another job is refused until the first one is killed."""
+    store = tmp_path / "out" / "store"
+    with job(store, "local[2]", *[damaged] * is_salvage, seconds=2) as killed:
         with pytest.raises(PySparkException, match="is writing a store there"):
             save(rows(spark, 10), store)
+        os.kill(descendants(killed.pid, "org.apache.spark")[-1], signal.SIGKILL)
         killed.kill()
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # keeps its number, unlike wait()
         assert not store.exists()
         assert list(store.parent.iterdir())
-        if program == WRITES:
-            save(rows(spark, 5000), store)
-        else:
+        if is_salvage:
             make_runner(CATALOGUE, "spark", {}).salvage(plan_salvage(CATALOGUE, [damaged], store))
-    assert content(store) == (expected(5000) if program == WRITES else salvaged(damaged, tmp_path / "other"))
+        else:
+            save(rows(spark, 5000), store)
+    assert content(store) == (salvaged(damaged, tmp_path / "other") if is_salvage else expected(5000))
     assert list(store.parent.iterdir()) == [store]

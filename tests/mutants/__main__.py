@@ -18,13 +18,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from mutants import MUTANTS, Mutant
-
 SUITE = Path(__file__).with_name("suite.py")
 # A fault that is found is enough: nobody reads the smallest example. Before the kit is imported, which makes its settings.
-hypothesis.settings.register_profile(
-    "mutants", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], report_multiple_bugs=False
-)
+_PHASES = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+hypothesis.settings.register_profile("mutants", phases=_PHASES, report_multiple_bugs=False)
 hypothesis.settings.load_profile("mutants")
 
 
@@ -44,6 +41,7 @@ class _Watch:
         self._only = only
         self._enough = enough
         self._of: dict[str, tuple[str, str]] = {}
+        """Id of a test to the names of its subject and of the test."""
         self._found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         """Name of a mutant or an original to the tests that "passed", "failed" (their own assertions did), or were "not run"
         because the subject could not even be made: such a mutant proves nothing."""
@@ -52,11 +50,10 @@ class _Watch:
         if report.failed:
             print(report.longreprtext)
 
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        wanted = [item for item in items if (name := _subject(item)) and (not self._only or name in self._only)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-        items[:] = wanted
-        self._of = {item.nodeid: (_subject(item), item.name.partition("[")[0]) for item in items}
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            self._of[item.nodeid] = item.callspec.params["subject"].name, item.originalname  # type: ignore[attr-defined]
+        items[:] = [item for item in items if not self._only or self._of[item.nodeid][0] in self._only]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         name, test = self._of[item.nodeid]
@@ -73,43 +70,37 @@ class _Watch:
 
     @pytest.hookimpl(trylast=True)  # after the kit's own, which counts skipped tests as failures
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        from mutants.suite import MUTANTS, ORIGINALS
+
         if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             print(f"pytest has not run to its end: {session.exitstatus!r}; last were {', '.join(list(self._found)[-3:])}")
             return
         table = Table("mutant", "kind", "what is wrong", "caught by", box=None)
         tried = [mutant for mutant in MUTANTS if mutant.name in self._found]
-        caught = sum(map(self._is_caught, tried))
-        for mutant in sorted(tried, key=self._is_caught):  # survivors first: a failing test shows the first lines
+        caught = {name for name, found in self._found.items() if found["failed"] and not found["not run"]}
+        caught &= {mutant.name for mutant in tried}
+        for mutant in sorted(tried, key=lambda mutant: mutant.name in caught):  # survivors first
             found = self._found[mutant.name]
             said = f"COULD NOT BE RUN: {', '.join(found['not run'][:3])}" if found["not run"] else "\n".join(found["failed"])
             table.add_row(mutant.name, mutant.kind, mutant.fault, said or "NOTHING")
         Console(width=160, highlight=False).print(table)
-        originals = sorted({mutant.original.name for mutant in MUTANTS} & self._found.keys())
-        unsound = {name: {*self._found[name]["failed"], *self._found[name]["not run"]} for name in originals}
-        unsound = {name: tests for name, tests in unsound.items() if tests or not self._found[name]["passed"]}
-        for name, tests in unsound.items():
-            print(f"{name} has no fault, and fails: {', '.join(sorted(tests))}")
-        print(f"{caught} of {len(tried)} mutants are caught; {len(originals) - len(unsound)} originals pass")
-        session.exitstatus = pytest.ExitCode(int(caught < len(tried) or bool(unsound)))
-
-    def _is_caught(self, mutant: Mutant) -> bool:
-        found = self._found[mutant.name]
-        return bool(found["failed"] and not found["not run"])
-
-
-def _subject(item: pytest.Item) -> str:
-    """The name of what a test is run for; empty in a class for which there is no mutant."""
-    found = item.callspec.params["subject"]  # type: ignore[attr-defined]
-    return found[0].name if isinstance(found, tuple) else ""
+        sound = ORIGINALS.keys() & self._found.keys()
+        for name in sorted(sound):
+            bad = {*self._found[name]["failed"], *self._found[name]["not run"]}
+            if bad or not self._found[name]["passed"]:
+                print(f"{name} has no fault, and fails: {', '.join(sorted(bad))}")
+                sound.remove(name)
+        print(f"{len(caught)} of {len(tried)} mutants are caught; {len(sound)} originals pass")
+        is_right = len(caught) == len(tried) and sound == ORIGINALS.keys() & self._found.keys()
+        session.exitstatus = pytest.ExitCode.OK if is_right else pytest.ExitCode.TESTS_FAILED
 
 
 def main() -> int:
-    from mutants.suite import NAMES
+    from mutants.suite import MUTANTS, ORIGINALS
 
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", choices=[*NAMES, []], metavar="NAME", help="mutants, or what they were made of; without, all"
-    )
+    names = [*sorted(ORIGINALS), *(mutant.name for mutant in MUTANTS)]
+    parser.add_argument("names", nargs="*", choices=[*names, []], metavar="NAME", help="mutants or originals; without, all")
     parser.add_argument("--enough", type=int, default=3, help="tests that are printed for each mutant; the rest are not run")
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "pytest", str(SUITE), "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:terminal"]

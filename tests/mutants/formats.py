@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from array import array  # noqa: F401 - the tables use it
 
-import attrs
+import attrs  # noqa: F401
 
 from msgstore.contract import Columns, GapFill
 from msgstore_format_v1 import plugin as v1
@@ -13,87 +13,21 @@ from msgstore_format_v1.format import SegmentFormatV1
 from msgstore_format_v2 import plugin as v2
 from msgstore_format_v2.format import SegmentFormatV2
 from msgstore_format_v2.grammar import HOLE_SIZE, RECORD_SIZE, hole_head
-from mutants import broken
-
-(V1,) = v1.msgstore_segment_formats()
-(V2,) = v2.msgstore_segment_formats()
-fault = partial(broken, __name__, V2, SegmentFormatV2)
+from mutants import add_mutants
 
 
-def sizes_less(self, old, ids, bodies):
-    data, sizes = old(ids, bodies)
-    return data, [size - 1 for size in sizes]
-
-
-def late(self, old, data, offset, size):
-    begin, end = old(data, offset, size)
-    return begin + (end - begin > 100), end
-
-
-def last_is_cut(self, old, ids, bodies):
-    data, sizes = old(ids, bodies)
-    if len(sizes) > 4 and sizes[-1] > RECORD_SIZE:
-        return data[: -sizes[-1]] + old(ids[-1:], [bodies[-1][:-1] + b"\0"])[0], sizes
-    return data, sizes
-
-
-def remembers(self, old, ids, bodies):
-    bodies = [body or getattr(self, "_before", b"") for body in bodies]
-    self._before = bytes(len(bodies))
-    return old(ids, bodies)
-
-
-def empties(self, old, ids, bodies):
-    encoded = old(ids, bodies)
-    if isinstance(ids, list):
-        ids.clear()
-    return encoded
-
-
-def raises(error):
-    raise error
-
-
-fault("sizes-one-short", "the size of each record is one too small", encode=sizes_less)
-fault("decode-ignores-the-id", "a read does not look at the id", decode=lambda _, old, msg_id, rec: old(rec[5:21], rec))
-fault(
-    "decode-raises-what-it-likes",
-    "a read of other bytes raises another error than RecordError",
-    decode=lambda _, old, msg_id, record: raises(KeyError(msg_id)) if record[5] != msg_id[0] else old(msg_id, record),
-)
-fault("body-span-one-late", "the first byte of a long body is not in it", body_span=late)
-fault("batch-differs-from-singles", "the last record of a batch of more than four is cut off", encode=last_is_cut)
-fault("encode-keeps-state", "encode remembers the batch before", encode=remembers)
-fault("encode-takes-the-ids", "encode empties the list of ids that it is given", encode=empties)
-fault(
-    "max-body-too-high",
-    "max_body is more than a record can hold",
-    encode=lambda _, old, ids, bodies: raises(OverflowError()) if any(len(b) >= 2**20 for b in bodies) else old(ids, bodies),
-)
-
-
-def shares_a_buffer(self, old, ids, bodies):
-    self._buffer = bytearray()
-    sizes = []
+def into_a_buffer(self, ids, bodies, encode):
+    self.buffer, sizes = bytearray(), []
     for msg_id, body in zip(ids, bodies, strict=True):
-        record, size = old([msg_id], [body])
-        self._buffer += record
+        record, size = encode([msg_id], [body])
+        self.buffer += record
         sizes += size
         time.sleep(0)  # another thread's turn, also on a loaded machine
-    return bytes(self._buffer), sizes
-
-
-fault("shares-a-buffer", "all threads share one buffer", encode=shares_a_buffer)
-
-# -- what a scan reports
-
-
-def spoils(name, what, spoil):
-    """``spoil(scan, data)`` changes what a scan reports."""
-    fault(name, what, scan=lambda self, old, data, **options: spoil(old(data, **options), data))
+    return bytes(self.buffer), sizes
 
 
 def reported(scan, records, duplicates=()):
+    """Change what a scan reports."""
     scan.records, scan.duplicates = Columns(), Columns()
     for columns, rows in ((scan.records, records), (scan.duplicates, duplicates)):
         for row in rows:
@@ -105,132 +39,20 @@ def both(scan):
     return sorted([*scan.records.rows(), *scan.duplicates.rows()], key=lambda row: row[1])
 
 
-def last_copy(scan, data):
+def last_copies(scan):
     last = {row[0]: row for row in both(scan)}
     return reported(scan, last.values(), [row for row in both(scan) if last[row[0]] != row])
 
 
-def without_holes(scan, data):
-    del scan.hole_offsets[:], scan.hole_sizes[:]
-    return scan
-
-
-def overlapping(scan, data):
-    if len(scan.records) > 2:
-        scan.records.sizes[1] += 1
-    return scan
-
-
-def torn_is_whole(scan, data):
+def with_torn(scan, data):
     at = scan.end.offset
     if scan.end.state == "torn" and len(data) - at >= RECORD_SIZE:
         scan.records.add(data[at + HOLE_SIZE : at + RECORD_SIZE], at, len(data) - at, 3)
-        return scan.ended("clean", len(data))
+        scan.ended("clean", len(data))
     return scan
 
 
-def believes_sizes(scan, data):
-    claimed = data[scan.end.offset + 1 : scan.end.offset + HOLE_SIZE]
-    len(bytes(min(int.from_bytes(claimed), 2**27)))
-    return scan
-
-
-def quadratic(scan, data):
-    offsets = list(scan.records.offsets)
-    sorted(offset for offset in offsets if offsets.count(offset) > 1)
-    return scan
-
-
-def torn_is_clean(scan, data):
-    return scan.ended("clean", scan.end.offset) if scan.end.state == "torn" else scan
-
-
-def raises_for_corrupt(scan, data):
-    return raises(ValueError()) if scan.end.reason == "unrecognised_record_type" else scan
-
-
-spoils("dropped-hole", "holes are not reported", without_holes)
-spoils("unsorted-scan", "records are not in the order of offsets", lambda scan, _: reported(scan, sorted(scan.records.rows())))
-spoils("overlapping-spans", "a record reaches into the next", overlapping)
-spoils("torn-is-clean", "a damaged end is called clean", torn_is_clean)
-spoils("last-copy-wins", "the last copy of an id counts", last_copy)
-spoils("copies-are-records", "copies are records, too", lambda scan, _: reported(scan, both(scan)))
-spoils("torn-is-whole", "a record that the end of the file cuts off is reported as a whole one", torn_is_whole)
-spoils("scan-raises", "a corrupt spot makes a scan raise", raises_for_corrupt)
-spoils("scan-believes-sizes", "a scan allocates memory for the size that a record claims", believes_sizes)
-spoils("quadratic-scan", "the time of a scan is quadratic in the number of records", quadratic)
-
-
-def from_start(self, old, data, *, start=0, check_body=None):
-    scan = old(data, start=start, check_body=check_body)
-    for at, offset in enumerate(scan.records.offsets):
-        scan.records.offsets[at] = offset - max(start - len(self.header), 0)
-    return scan
-
-
-fault(
-    "scan-ignores-start",
-    "a scan always begins at the beginning",
-    scan=lambda _, old, data, start=0, check_body=None: old(data, check_body=check_body),
-)
-fault("offsets-from-start", "offsets are counted from where the scan began", scan=from_start)
-fault(
-    "check-body-ignored",
-    "bodies are not given to the codec",
-    scan=lambda _, old, data, start=0, check_body=None: old(data, start=start),
-)
-
-# -- chains
-
-
-def skips(self, old, data, start, length=8):
-    found = old(data, start, length)
-    return None if found is None else old(data, found + 1, length)
-
-
-fault("find-chain-skips", "a chain that is found is never the first", find_chain=skips)
-fault("find-chain-gives-up", "no chain is found behind a corrupt spot", find_chain=lambda _, old, data, start, length=8: None)
-fault(
-    "find-chain-is-quadratic",
-    "a chain has to hold to the end of the file, however many records that are",
-    find_chain=lambda _, old, data, start, length=8: old(data, start, len(data)),
-)
-
-# -- gaps
-
-
-def changes(name, what, change):
-    """``change(fill, size, records)`` changes how a gap is filled."""
-    fault(name, what, fill_gap=lambda _, old, at, size, records: change(old(at, size, records), size, records))
-
-
-changes(
-    "seals-first",
-    "the bytes of a gap appear before they are whole: it is sealed first",
-    lambda fill, size, records: GapFill(fill.prepare, fill.seal, fill.inside),
-)
-changes(
-    "gap-not-prepared",
-    "a gap is not prepared: what is written inside it can be seen",
-    lambda fill, size, records: attrs.evolve(fill, prepare=()),
-)
-changes(
-    "writes-outside-the-gap",
-    "a gap is filled beyond its end",
-    lambda fill, size, _: attrs.evolve(fill, inside=[(at, chunk + bytes(size - len(chunk))) for at, chunk in fill.inside]),
-)
-changes(
-    "left-over-not-marked",
-    "what is left over of a gap is not marked",
-    lambda fill, _, records: attrs.evolve(
-        fill, inside=[(at, chunk[: len(b"".join(records)) - HOLE_SIZE]) for at, chunk in fill.inside]
-    ),
-)
-fault("no-room", "no gap has room", gap_room=lambda _, old, offset, size: 0)
-fault("too-much-room", "a gap promises more room than it has", gap_room=lambda _, old, at, size: old(at, size) and size + 1)
-
-
-def fills_torn(self, old, offset, size, records):
+def filled(offset, size, records):
     if not records:
         return GapFill()
     run = b"".join(records)
@@ -238,38 +60,94 @@ def fills_torn(self, old, offset, size, records):
     return GapFill([(offset, hole_head(size))], [(offset + HOLE_SIZE, inside)], [(offset, run[:HOLE_SIZE])])
 
 
-fault(
-    "prepare-is-torn",
-    "what hides a gap may be torn between two sectors",
-    gap_room=lambda _, old, offset, size: size if size >= RECORD_SIZE else 0,
-    fill_gap=fills_torn,
-)
+add_mutants(v2.msgstore_segment_formats()[0], SegmentFormatV2, r"""
+decode-ignores-the-id: a read does not look at the id
+    decode: record[_ID] == msg_id and record[0] == MESSAGE => record[:1] == b"\3"
+decode-raises-what-it-likes: a read of other bytes raises another error than RecordError
+    _decode_other: raise RecordError("id_mismatch", f"the record has the id {found.hex()}") => raise KeyError(msg_id)
+sizes-one-short: the size of each record is one too small
+    encode > (_[0], [size - 1 for size in _[1]])
+body-span-one-late: the first byte of a long body is not in it
+    body_span > (_[0] + (_[1] - _[0] > 100), _[1])
+batch-differs-from-singles: the fifth record of a batch is cut off
+    encode: ids, bodies) => ids, [*bodies[:4], *(body[:-1] + bytes(len(body[-1:])) for body in bodies[4:5]), *bodies[5:]])
+encode-keeps-state: encode remembers its first batch
+    encode: ids, bodies) => ids, [body or bytes(self.__dict__.setdefault("first", len(ids))) for body in bodies])
+encode-takes-the-ids: encode empties the list of ids that it is given
+    encode > (_, isinstance(ids, list) and ids.clear())[0]
+max-body-too-high: max_body is more than a record can hold
+    encode: ids, bodies) => ids, [body[: 2**20] for body in bodies])
+shares-a-buffer: all threads share one buffer
+    encode > into_a_buffer(self, ids, bodies, old)
+dropped-hole: holes are not reported
+    scan > attrs.evolve(_, hole_offsets=array("Q"), hole_sizes=array("Q"))
+unsorted-scan: records are not in the order of offsets
+    scan > reported(_, sorted(_.records.rows()))
+overlapping-spans: a record reaches into the next
+    scan > reported(_, [(i, at, size + (n == 1), kind) for n, (i, at, size, kind) in enumerate(_.records.rows())])
+torn-is-clean: a damaged end is called clean
+    scan > _.ended("clean", _.end.offset) if _.end.state == "torn" else _
+last-copy-wins: the last copy of an id counts
+    scan > last_copies(_)
+copies-are-records: copies are records, too
+    scan > reported(_, both(_))
+torn-is-whole: a record that the end of the file cuts off is reported as a whole one
+    scan > with_torn(_, data)
+scan-raises: a corrupt spot makes a scan raise
+    scan > {}[data] if _.end.reason == "unrecognised_record_type" else _
+scan-believes-sizes: a scan allocates memory for the size that a record claims
+    scan > (_, bytes(min(int.from_bytes(data[_.end.offset + 1 : _.end.offset + HOLE_SIZE]), 2**27)))[0]
+quadratic-scan: the time of a scan is quadratic in the number of records
+    scan > (_, [at for at in _.records.offsets if _.records.offsets.count(at) > 1])[0]
+scan-ignores-start: a scan always begins at the beginning
+    scan: data, start, => data, 0,
+offsets-from-start: offsets are counted from where the scan began
+    scan > reported(_, [(i, at - max(start - 64, 0), *more) for i, at, *more in _.records.rows()], _.duplicates.rows())
+check-body-ignored: bodies are not given to the codec
+    scan: self._smallest, check_body) => self._smallest, None)
+check-body-forty-times: after forty records, bodies are not given to the codec
+    scan: check_body) => check_body and (lambda i, body, n=iter(range(40)): next(n, None) is None or check_body(i, body)))
+copies-behind-start: copies are told apart if a whole segment is scanned only
+    scan > reported(_, both(_)) if start > 64 else _
+find-chain-skips: a chain that is found is never the first
+    find_chain > _ if _ is None else old(data, _ + 1, length)
+find-chain-gives-up: no chain is found behind a corrupt spot
+    find_chain > None
+find-chain-is-quadratic: a chain has to hold to the end of the file, however many records that are
+    find_chain: start, length, => start, len(data),
+seals-first: the bytes of a gap appear before they are whole, because it is sealed first
+    fill_gap > GapFill(_.prepare, _.seal, _.inside)
+gap-not-prepared: a gap is not prepared, so that what is written inside it can be seen
+    fill_gap > attrs.evolve(_, prepare=())
+writes-outside-the-gap: a gap is filled beyond its end
+    fill_gap > attrs.evolve(_, inside=[(at, chunk.ljust(size, b"\0")) for at, chunk in _.inside])
+left-over-not-marked: what is left over of a gap is not marked
+    fill_gap > attrs.evolve(_, inside=[(at, chunk[: len(b"".join(records)) - HOLE_SIZE]) for at, chunk in _.inside])
+no-room: no gap has room
+    gap_room > 0
+too-much-room: a gap promises more room than it has
+    gap_room > _ and size + 1
+prepare-is-torn: what hides a gap may be torn between two sectors
+    gap_room > size if size >= RECORD_SIZE else 0
+    fill_gap > filled(offset, size, records)
+""")  # fmt: skip
 
-# -- v1
 
-
-def without_last_byte(self, old, ids, bodies):
-    data, sizes = old(ids, bodies)
-    return data[:-1] + b"\xfe" if data else data, sizes
-
-
-def stops_at_a_hole(self, old, data, *, start=0, check_body=None):
-    scan = old(data, start=start, check_body=check_body)
+def before_holes(scan, data, old):
     if not len(scan.hole_offsets):
         return scan
     stop = scan.hole_offsets[0]
-    cut = old(data[:stop], start=start, check_body=check_body)
-    return cut.ended("torn" if stop < len(data) else "clean", stop)
+    return old(data[:stop]).ended("torn" if stop < len(data) else "clean", stop)
 
 
-v1_fault = partial(broken, __name__, V1, SegmentFormatV1)
-v1_fault("v1-without-its-last-byte", "the last record of a batch does not end in its mark", encode=without_last_byte)
-v1_fault("v1-stops-at-a-hole", "a scan stops at the first bytes that are no record", scan=stops_at_a_hole)
-v1_fault(
-    "frames-differ-v1",
-    "it claims FRAMED, and writes a byte in front of a body of more than 64",
-    max_body=SegmentFormatV1.max_body - 1,
-    encode=lambda _, old, ids, bodies: old(ids, [b"\0" * (len(body) > 64) + body for body in bodies]),
-    decode=lambda _, old, msg_id, record: old(msg_id, record)[len(record) > 25 + 64 :],
-    body_span=lambda _, old, data, at, size: (old(data, at, size)[0] + (size > 25 + 64), old(data, at, size)[1]),
-)
+add_mutants(v1.msgstore_segment_formats()[0], SegmentFormatV1, r"""
+v1-without-its-last-byte: the last record of a batch does not end in its mark
+    encode > (_[0][:-1] + b"\xfe"[: len(_[0])], _[1])
+v1-stops-at-a-hole: a scan stops at the first bytes that are no record
+    scan > before_holes(_, data, lambda cut: old(cut, start=start, check_body=check_body))
+frames-differ-v1: it claims FRAMED, and writes a byte in front of a body of more than 64
+    max_body = SegmentFormatV1.max_body - 1
+    encode > old(ids, [b"\0" * (len(body) > 64) + body for body in bodies])
+    decode > _[len(record) > 25 + 64 :]
+    body_span > (_[0] + (size > 25 + 64), _[1])
+""")  # fmt: skip

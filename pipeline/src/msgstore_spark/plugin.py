@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import attrs
+
 from msgstore import hookimpl
 from msgstore.contract import JobRunnerDescriptor
-from msgstore_spark.runner_options import SparkOptions
+
+
+@attrs.frozen
+class SparkOptions:
+    """Options of the job runner ``spark``."""
+
+    master: str | None = None
+    """URL of the master, such as ``local[4]``, ``spark://host:7077`` or ``sc://host:15002``. None: the active session, or all
+    CPUs of this machine."""
 
 
 @hookimpl

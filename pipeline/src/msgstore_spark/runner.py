@@ -17,15 +17,15 @@ from msgstore.jobs.inventory import InventoryJob, InventoryReport
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.salvage import SalvageJob, SalvageReport
 from msgstore.jobs.tasks import Meter, Progress
-from msgstore_spark.failures import task_errors
+from msgstore_spark.errors import task_errors
 from msgstore_spark.fingerprint import check_executors
 from msgstore_spark.jobs.diff import diff
 from msgstore_spark.jobs.inventory import inventory
 from msgstore_spark.jobs.reconcile import reconcile
 from msgstore_spark.jobs.salvage import salvage
+from msgstore_spark.plugin import SparkOptions
 from msgstore_spark.progress import report_progress
-from msgstore_spark.runner_options import SparkOptions
-from msgstore_spark.session import session
+from msgstore_spark.sessions import session
 from msgstore_spark.tasks import run_tasks
 
 MAX_CHECKED_DIRECTORIES = 100

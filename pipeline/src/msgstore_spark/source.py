@@ -14,21 +14,22 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceWriter,
+    EqualTo,
     Filter,
+    In,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError
-from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
+from msgstore.jobs.columns.batches import as_text, damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.workers import OpenCodec, open_codec
-from msgstore_spark.filters import push
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.stream import SegmentStreamReader
-from msgstore_spark.worker_gc import freeze_imports
+from msgstore_spark.tasks import freeze_imports
 from msgstore_spark.writer import StoreWriter
 
 
@@ -121,12 +122,25 @@ class SegmentReader(DataSourceReader):
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Apply the filters that need no body, and return the filters that Spark must evaluate."""
-        pushed = push(filters, records=self._options.relation == "records")
-        inputs = tuple(found for found in self._found.inputs if pushed.accepts(found))
-        damage = tuple(span for span in self._found.damage if pushed.accepts_file(*os.path.split(span.path)))
+        names = ("store", "file", "id", "type") if self._options.relation == "records" else ("store", "file")
+        accepted: dict[str, frozenset[Any]] = {}
+        remaining = []
+        for given in filters:
+            if isinstance(given, EqualTo | In) and len(given.attribute) == 1 and given.attribute[0] in names:
+                values = frozenset(given.value if isinstance(given, In) else [given.value]) - {None}  # NULL equals nothing
+                accepted[given.attribute[0]] = accepted.get(given.attribute[0], values) & values
+            else:
+                remaining.append(given)
+
+        def is_accepted(path: str) -> bool:
+            shown = dict(zip(("store", "file"), map(as_text, os.path.split(path)), strict=True))
+            return all(shown[name] in accepted[name] for name in shown.keys() & accepted.keys())
+
+        inputs = tuple(found for found in self._found.inputs if is_accepted(found.path))
+        damage = tuple(span for span in self._found.damage if is_accepted(span.path))
         self._found = attrs.evolve(self._found, inputs=inputs, damage=damage)
-        self._only = {"ids": pushed.ids, "types": pushed.types}
-        return pushed.remaining
+        self._only = {"ids": accepted.get("id"), "types": accepted.get("type")}
+        return remaining
 
     def partitions(self) -> list[InputPartition]:
         tasks = self._options.pack(self._found.inputs, bodies=self._bodies)

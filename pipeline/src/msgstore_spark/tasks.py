@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import attrs
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-
-from msgstore_spark.worker_gc import freeze_imports
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -82,3 +82,13 @@ def absolute(task: Any) -> Any:
     if attrs.has(type(task)) and "path" in attrs.fields_dict(type(task)):
         return attrs.evolve(task, path=os.path.abspath(task.path))  # noqa: PTH100 - Path.resolve accesses the file system
     return task
+
+
+@cache
+def freeze_imports() -> None:
+    """Exclude all current objects, such as imported modules, from garbage collection. Only the first call has an effect.
+
+    PySpark runs a full collection after each task. With the objects of PySpark, pyarrow and the plugins, it takes tens of
+    milliseconds, more than most tasks.
+    """
+    gc.freeze()

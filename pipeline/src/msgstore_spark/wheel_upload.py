@@ -6,6 +6,7 @@ make it importable.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -16,7 +17,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from msgstore.contract import ConfigError
-from msgstore_spark.java import process_directory
 
 
 def upload_wheels(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
@@ -27,10 +27,10 @@ def upload_wheels(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
     """
     for wheel in map(Path, wheels):
         _check(wheel)
-    directory = Path(tempfile.mkdtemp(dir=process_directory()))  # executors fetch from it during the whole session
+    directory = Path(tempfile.mkdtemp(prefix="msgstore-spark-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # executors fetch from it during the whole session
     for wheel in map(Path, wheels):
-        archive = directory / f"{wheel.stem}.zip"
-        shutil.copyfile(wheel, archive)
+        archive = shutil.copyfile(wheel, directory / f"{wheel.stem}.zip")
         if is_remote():
             spark.addArtifacts(str(archive), pyfile=True)
         else:

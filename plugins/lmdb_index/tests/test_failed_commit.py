@@ -14,8 +14,8 @@ import pytest
 
 from faults.injection import unwritable
 from lmdb_support import MIB, Entry, commit, ids, limited, opened, stored
+from msgstore.testing import IndexTests
 from msgstore.testing.index.place import Place
-from msgstore.testing.index.readers import ReaderTests
 from msgstore.testing.subjects import Subject
 from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment
@@ -111,7 +111,7 @@ def test_reads_raise_until_environment_opens_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "beside", [ReaderTests.test_readers_see_what_was_or_what_is, ReaderTests.test_a_commit_beside_other_threads]
+    "beside", [IndexTests.test_changes_between_the_steps_of_a_read, IndexTests.test_changes_while_a_commit_runs]
 )
 def test_commits_that_fail_beside_threads(tmp_path: Path, beside: Callable[..., None]) -> None:
     """Tests of the conformance kit in which each fourth commit fails, and is tried again while the others go on. LMDB crashes
@@ -137,7 +137,7 @@ def test_commits_that_fail_beside_threads(tmp_path: Path, beside: Callable[..., 
     place.directory.mkdir()
     patch = mock.patch.object
     with patch(Environment, "write", write_or_fail), patch(LmdbIndex, "commit", commit_at_last):
-        beside(None, place)
+        beside(IndexTests(), place)
     assert failures
 
 

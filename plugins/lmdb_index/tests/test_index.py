@@ -55,7 +55,7 @@ class Model(IndexAgainstDictionary):
         if is_written:
             self.durable = [due]
         assert len(self.index._layers) <= 2  # type: ignore[attr-defined]  # or look-ups would become slower
-        self._check_durable(self.place.after_a_crash())
+        self.check_durable()
 
     @rule(meanwhile=batches, freeze=st.booleans())
     def a_commit_while_others_go_on(self, meanwhile: dict[bytes, int], freeze: bool) -> None:
@@ -69,10 +69,10 @@ class Model(IndexAgainstDictionary):
             self.length()
             if freeze:
                 self.freeze({b"key": b"meanwhile"})
-            self._check_durable(self.place.after_a_crash())
+            self.check_durable()
             write(environment, *arguments, **options)
             self.durable = [due]
-            self._check_durable(self.place.after_a_crash())
+            self.check_durable()
             self.release(list(meanwhile)[:2])
             self.agrees()
 
@@ -81,7 +81,7 @@ class Model(IndexAgainstDictionary):
         with mock.patch.object(Environment, "write", go_on):
             self.index.commit()
         self.due = self.due if freeze else None
-        self._check_durable(self.place.after_a_crash())
+        self.check_durable()
 
 
 TestModel = Model.TestCase

@@ -27,28 +27,6 @@ MAX_READS = 3
 """Reads of a segment that the collector changes meanwhile."""
 CHUNK = 2**18
 """Bytes per read: the largest burst, and the span that counts as unreadable around a read error."""
-MAX_CREDIT_SECONDS = 0.25
-"""Reading time that can be saved up while the caller processes bytes."""
-
-
-class Throttle:
-    """Limits reading to ``rate`` bytes per second. Without a rate there is no limit."""
-
-    def __init__(
-        self, rate: int | None, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
-    ) -> None:
-        self._rate, self._now, self._sleep = rate, now, sleep
-        self._next_read = now()
-        """Time at which the next bytes may be read."""
-
-    def spend(self, size: int) -> None:
-        """Account for ``size`` bytes that were read. Blocks until the next read is allowed. Unused time is saved for up to
-        MAX_CREDIT_SECONDS, so that processing does not reduce the rate."""
-        if self._rate:
-            now = self._now()
-            self._next_read = max(self._next_read, now - MAX_CREDIT_SECONDS) + size / self._rate
-            if self._next_read > now:
-                self._sleep(self._next_read - now)
 
 
 @attrs.define
@@ -112,9 +90,10 @@ class Checker:
     """Checks segments against the index."""
 
     files: Files
-    throttle: Throttle
     read: Callable[[bytes], bytes]
     """A client's method: a message that it can read was moved, not damaged."""
+    rate: int | None = None
+    """Most bytes per second, or None for no limit. A pause after each read keeps it."""
 
     def check(self, check: SegmentCheck, form: OpenFormat) -> None:
         """Check one segment. Raises OSError.
@@ -155,7 +134,8 @@ class Checker:
                     if error.errno != errno.EIO:
                         raise
                     unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
-                self.throttle.spend(length)
+                if self.rate:
+                    time.sleep(length / self.rate)
         finally:
             self.files.close(fd)
         return state, unreadable
@@ -195,7 +175,7 @@ class Checker:
         return lost
 
 
-def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind: int = -1) -> Iterator[SegmentCheck]:
+def check_segments(target: StoreTarget, store: Store, rate: int | None, behind: int = -1) -> Iterator[SegmentCheck]:
     """Yield one check per segment above the number ``behind``, in number order. Keeps the records of one segment in memory.
 
     If a writer has the store open, its counts change meanwhile and are not compared.
@@ -206,7 +186,7 @@ def check_segments(target: StoreTarget, store: Store, throttle: Throttle, behind
     segments = ((segment.number, 0, segment) for segment in store.segments())
     merged: Iterator[tuple[int, int, Any]] = heapq.merge(segments, entries, key=lambda item: item[:2])
     with store.client() as client:
-        checker = Checker(Files(), throttle, client.read)
+        checker = Checker(Files(), client.read, rate)
         for number, group in groupby(merged, key=lambda item: item[0]):
             items = [item for _, _, item in group]
             if number <= behind:

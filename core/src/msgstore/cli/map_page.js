@@ -265,6 +265,8 @@ function showStore(store) {
   if (store.not_shown) notes.push(`Not on this page: ${plural(store.not_shown, "segment")} of this directory. The policies were asked about the others only.`);
   store.rows = store.segments.map((segment) => makeRow(store, segment));
   const list = make("div", { class: "list" }, ...store.rows);
+  const longest = Math.max(5, ...store.segments.map(({ file, quarantined }) => Math.max(file.length, quarantined ? 12 : 0)));
+  list.style.setProperty("--names", `${Math.min(longest, 20) + 1}ch`);
   $("stores").append(make("section", {}, make("h2", {}, store.path),
     make("dl", { class: "totals" }, figure("segments", number(store.segments.length), size(whole)), ...figures),
     ...notes.map((text) => make("p", { class: "note" }, text)), damageList(store),

@@ -26,10 +26,8 @@ log = logging.getLogger("msgstore.bulk")
 
 _UNFINISHED = re.compile(r"\..+\.msgstore")
 """Names of staging directories. They hold copies of messages, and may be left by a killed job."""
-_NO_NUMBER = -1
 _NAMED = 10
 """Number of directories that a message names."""
-_IS_DIRECTORY = IsADirectoryError(errno.EISDIR, "is a directory")
 
 
 @attrs.frozen
@@ -151,20 +149,18 @@ class _Search:
         """Real path to (path as given, name to size)."""
         self._damage: dict[Path, SpanReport] = {}
         """Real path, in which the last part may be a link, to its damage."""
-        self._ignored: dict[str, None] = {}
+        self._ignored: set[str] = set()
         self._beneath_stores: set[Path] = set()
         """Directories with segments below a directory with segments."""
-        self._makeable: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
-        """Formats with record types that could be created."""
         self._trees: list[Path] = []
 
     def add(self, given: str) -> None:
         """Add the segments of a path. Raises StoreError if there are none."""
-        path, known, found = Path(given), len(self._damage), False
+        path, known = Path(given), len(self._damage)
+        paths = [path]
         if path.exists():
             if not (path.is_dir() or path.is_file()):
                 raise StoreError(f"{given}: is neither a regular file nor a directory; copy what it holds into a file")
-            paths = [path]
         elif is_glob(given):
             for directory, error in unreadable_directories(given):
                 if not _is_unfinished(directory):
@@ -172,10 +168,8 @@ class _Search:
             paths = [match for match in matches(given) if not _is_unfinished(match)]
         else:
             raise StoreError(f"{given}: there is no such file or directory")
-        for match in paths:
-            if _real(match.parent) not in self._damage:
-                found |= self._add_path(match)
-        if not found:
+        found = [self._add_path(match) for match in paths if _real(match.parent) not in self._damage]
+        if not any(found):
             refused = [f"; {one.path} is {one.reason}" for one in self._damage.values()][known:]
             raise StoreError(self._nothing_in(path) + "".join(refused[:1]))
 
@@ -188,49 +182,56 @@ class _Search:
         return f"{path}: nothing that matches is a segment ({_known(self._formats)}), or a directory that has some"
 
     def _add_path(self, path: Path) -> bool:
-        """Add a path that exists. Return True if it has the name of a segment, or is a directory with one."""
-        is_segment, is_directory = self._is_segment(path.name), os.path.isdir(path)  # noqa: PTH112 - a Path's raises, in some versions
-        try:
-            if is_directory:
-                if self._add_directory(path):
-                    return True
-                if is_segment:
-                    self._refuse(path, _IS_DIRECTORY)
-            elif is_segment:
-                self._names(path.parent).setdefault(path.name, stat_regular_file(path)[0])
-                return True
-            elif self._unread(path.parent, [path.name]):
-                self._refuse_unread(path)
-            else:
-                self._ignored[str(path)] = None
-        except OSError as error:
-            return self._refuse(path, error) and not is_directory
-        return False
-
-    def _add_directory(self, top: Path) -> bool:
-        """Add a directory. Return True if it is a store, or a tree with one. Raises OSError if it cannot be listed."""
-        if self._add_store(top):
-            self._beneath_stores.update(stores_beneath(top, self._formats))
-            return True
-        stores: list[Path] = []
-        others: list[Path] = []
-        for directory in self._beneath(top):
+        """Add a file, a store, or the stores of a tree. Return True if there is a segment, or a store without any."""
+        if not os.path.isdir(path):  # noqa: PTH112 - a Path's raises, in some versions
             try:
-                (stores if self._add_store(directory) else others).append(directory)
+                return self._add_files(path.parent, {path.name: stat_regular_file(path)[0]}, {})
             except OSError as error:
-                self._refuse(directory, error)
-        for directory in others:
-            if self._is_segment(directory.name) and not any(store.is_relative_to(directory) for store in stores):
-                self._refuse(directory, _IS_DIRECTORY)
-        return bool(stores)
-
-    def _beneath(self, top: Path) -> Iterator[Path]:
-        """Yield the directories of a tree by name, without links and staging directories."""
-        self._trees.append(top)
-        for directory, names, _ in os.walk(top, onerror=lambda error: self._refuse(Path(error.filename or top), error)):
+                return self._add_files(path.parent, {}, {path.name: error})
+        if self._add_store(path):
+            self._beneath_stores.update(stores_beneath(path, self._formats))
+            return True
+        self._trees.append(path)
+        has_stores = False
+        for directory, names, _ in os.walk(path, onerror=lambda error: self._refuse(Path(error.filename or path), error)):
             names[:] = sorted(name for name in names if not _UNFINISHED.fullmatch(name))
-            if Path(directory) != top:
-                yield Path(directory)
+            if Path(directory) != path:
+                has_stores |= self._add_store(Path(directory))
+        return has_stores
+
+    def _add_store(self, directory: Path) -> bool:
+        """Add the files of a directory if it is a store. Return True if it is."""
+        try:
+            listed, refused = self._files.entries(directory)
+        except OSError as error:
+            self._refuse(directory, error)
+            return False
+        files = listed.keys() | {name for name, error in refused.items() if error.errno != errno.EISDIR}
+        if not (files & {SETTINGS, CLEAN} or any(map(self._is_segment, files)) or self._unread(directory, files)):
+            return False
+        self._sizes(directory)
+        self._add_files(directory, {name: size for name, (size, _) in listed.items()}, refused)
+        return True
+
+    def _add_files(self, directory: Path, sizes: Mapping[str, int], refused: Mapping[str, OSError]) -> bool:
+        """Add segments, damage and ignored files. Return True if there is a segment, or damage that has its name."""
+        unread = self._unread(directory, sizes.keys() | refused.keys())
+        found = False
+        for name in sorted(sizes.keys() | refused.keys(), key=_age, reverse=True):
+            path, error = directory / name, refused.get(name)
+            if name in unread:
+                self._refuse(path, OSError(errno.ENOTSUP, f"no installed format reads *{path.suffix}"))
+            elif self._is_segment(name):
+                if error is None:
+                    self._sizes(directory).setdefault(name, sizes[name])
+                found |= error is None or self._refuse(path, error)
+            elif error is None or error.errno != errno.EISDIR:
+                self._ignored.add(str(path))
+        return found
+
+    def _sizes(self, directory: Path) -> dict[str, int]:
+        """Return the sizes of the segments of a store by name."""
+        return self._stores.setdefault(directory.resolve(), (str(directory), {}))[1]
 
     def _refuse(self, path: Path, error: OSError) -> bool:
         """Report an unreadable path as damage, once. Return False if it does not exist any more."""
@@ -244,37 +245,15 @@ class _Search:
     def _is_segment(self, name: str) -> bool:
         return Path(name).suffix in self._formats.extensions
 
-    def _add_store(self, directory: Path) -> bool:
-        """Add a store. Return True if it has segments, or is a store without any. Raises OSError."""
-        listed, refused = self._files.entries(directory)
-        files = listed.keys() | {name for name, error in refused.items() if error.errno != errno.EISDIR}
-        unread = self._unread(directory, files)
-        if not any(map(self._is_segment, files)) and not unread and SETTINGS not in files and CLEAN not in files:
-            return False
-        self._names(directory).update({name: size for name, (size, _) in listed.items() if self._is_segment(name)})
-        for name in sorted(filter(self._is_segment, refused), key=_age, reverse=True):
-            self._refuse(directory / name, refused[name])
-        for name in unread:
-            self._refuse_unread(directory / name)
-        others = sorted(name for name in files.difference(unread) if not self._is_segment(name))
-        self._ignored |= dict.fromkeys(str(directory / name) for name in others)
-        return True
-
-    def _unread(self, directory: Path, files: Iterable[str]) -> list[str]:
+    def _unread(self, directory: Path, files: Iterable[str]) -> set[str]:
         """Return the names of segments of formats that are not installed."""
         if not unread_segments(files, self._formats.extensions):
-            return []
+            return set()
         try:
             settings = read_settings(self._files, directory)
         except (StoreError, OSError):
             settings = None
-        return sorted(self._formats.unread(files, settings))
-
-    def _refuse_unread(self, path: Path) -> None:
-        self._refuse(path, OSError(errno.ENOTSUP, f"no installed format reads *{path.suffix}"))
-
-    def _names(self, directory: Path) -> dict[str, int]:
-        return self._stores.setdefault(directory.resolve(), (str(directory), {}))[1]
+        return set(self._formats.unread(files, settings))
 
     def found(self) -> Found:
         left = [str(path) for path in sorted(self._beneath_stores) if path.resolve() not in self._stores]
@@ -284,60 +263,56 @@ class _Search:
             )
         inputs: list[SegmentInput] = []
         known: dict[str, Settings] = {}
-        for store, names in self._stores.values():
+        for store, sizes in self._stores.values():
             try:
                 settings = read_settings(self._files, Path(store))
-            except (StoreError, OSError) as error:
-                copy = error.copy if isinstance(error, DamagedSettings) else None
-                settings = self._without_settings(Path(store, SETTINGS), copy)
-            else:
                 known |= {store: settings} if settings else {}
-            for name in sorted(names, key=_age, reverse=True):
-                inputs.append(self._input(len(inputs), store, name, names[name], settings or Settings()))
+            except (StoreError, OSError) as error:
+                settings = self._without_settings(Path(store, SETTINGS), error)
+            inputs += self._inputs(len(inputs), store, sizes, settings or Settings())
+        for item in {(item.format, item.records): item for item in inputs}.values():
+            _make(self._catalogue, item)
         return Found(
             tuple(inputs),
             tuple(self._damage.values()),
-            tuple(self._ignored),
+            tuple(sorted(self._ignored)),
             codecs=tuple(dict.fromkeys(settings.body for settings in known.values())),
             record_types=tuple(dict.fromkeys(settings.record for settings in known.values())),
             unknown=tuple(store for store, _ in self._stores.values() if store not in known),
             not_read=find_not_read(*self._trees),
         )
 
-    def _without_settings(self, damaged: Path, copy: Settings | None) -> Settings:
+    def _without_settings(self, damaged: Path, error: Exception) -> Settings:
         """Return the settings to use for a damaged file: its copy, or bindings of all record types with an assigned byte."""
         try:
             size, _ = stat_regular_file(damaged)
         except OSError:
             size = 0
         self._damage[_real(damaged)] = SpanReport(str(damaged), 0, size, SETTINGS_DAMAGED)
-        if copy is not None:
-            return copy
+        if isinstance(error, DamagedSettings) and error.copy is not None:
+            return error.copy
         assigned = {found.name: found.assigned_byte for found in self._record_types() if found.assigned_byte is not None}
         return Settings(records=assigned)
+
+    def _inputs(self, rank: int, store: str, sizes: Mapping[str, int], settings: Settings) -> Iterator[SegmentInput]:
+        """Yield the segments of a store. Each has the bindings of its format; a record type without a provider is an error."""
+        given = self._records
+        bindings = {record: byte for record, byte in settings.records.items() if byte not in given.values()} | dict(given)
+        formats = {record: {found.format for found in self._record_types() if found.name == record} for record in bindings}
+        distributions = tuple(sorted(settings.distributions.items()))
+        for number, name in enumerate(sorted(sizes, key=_age, reverse=True), rank):
+            form = self._formats.extensions[Path(name).suffix]
+            records = tuple(
+                (record, byte)
+                for record, byte in sorted(bindings.items())
+                if not formats[record] or form in formats[record]  # not those that only other formats have
+            )
+            yield SegmentInput(number, store, str(Path(store, name)), form, sizes[name], records, distributions)
 
     def _record_types(self) -> Iterator[RecordTypeDescriptor]:
         for found in self._catalogue.registrations:
             if isinstance(found.descriptor, RecordTypeDescriptor):
                 yield found.descriptor
-
-    def _input(self, rank: int, store: str, name: str, size: int, settings: Settings) -> SegmentInput:
-        path = str(Path(store, name))
-        format_name = self._formats.extensions[Path(name).suffix]
-        remembered = {record: byte for record, byte in settings.records.items() if byte not in self._records.values()}
-        bindings = self._known_to(format_name, remembered | dict(self._records))
-        found = SegmentInput(rank, store, path, format_name, size, bindings, tuple(sorted(settings.distributions.items())))
-        if (found.format, found.records) not in self._makeable:
-            _make(self._catalogue, found)
-            self._makeable.add((found.format, found.records))
-        return found
-
-    def _known_to(self, format_name: str, bindings: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-        """Return the bindings without record types of other formats. A type without a provider stays, and is an error."""
-        formats = {record: {d.format for d in self._record_types() if d.name == record} for record in bindings}
-        return tuple(
-            (record, byte) for record, byte in sorted(bindings.items()) if not formats[record] or format_name in formats[record]
-        )
 
 
 def _real(path: Path) -> Path:
@@ -351,7 +326,7 @@ def _is_unfinished(path: Path) -> bool:
 
 def _age(name: str) -> tuple[int, str, str]:
     path = Path(name)
-    number = int(path.stem) if path.stem.isascii() and path.stem.isdigit() else _NO_NUMBER
+    number = int(path.stem) if path.stem.isascii() and path.stem.isdigit() else -1
     return number, path.suffix, name
 
 

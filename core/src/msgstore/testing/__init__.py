@@ -15,7 +15,7 @@ runs every test for every descriptor that the distribution registers. Or write a
 
 A test asks for capabilities, never for names, and is skipped if the descriptor does not claim one; the end of the run lists
 skipped tests by capability. A run fails if a subclass deletes or overrides a test without :func:`replaces` and a reason, or
-if it leaves a test out without ``--msgstore-partial`` and a reason.
+if a test is left out or skipped otherwise without ``--msgstore-partial`` and a reason.
 
 Names are imported at first use: pytest imports this package wherever msgstore is installed, with the extra or without.
 """

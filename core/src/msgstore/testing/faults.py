@@ -120,17 +120,13 @@ class FailingFiles(RecordingFiles):
                 raise OSError(self.error, os.strerror(self.error))
 
 
-def crash_points(whole: RecordingFiles, *, inside_sectors: bool = False) -> list[tuple[int, int]]:
+def crash_points(whole: RecordingFiles) -> list[tuple[int, int]]:
     """(stop, torn) for :class:`StoppingFiles`: before each change that a whole run made, and inside each write, at every end of
-    a sector; at the middle of shorter ones, too, if ``inside_sectors``."""
-    points = []
-    for stop, (name, _, size) in enumerate(whole.changes()):
-        points.append((stop, 0))
-        if name == "pwrite":
-            points += [(stop, torn) for torn in range(SECTOR, size, SECTOR)]
-            if inside_sectors and 1 < size <= SECTOR:
-                points.append((stop, size // 2))
-    return points
+    a sector."""
+    changes = enumerate(whole.changes())
+    return [
+        (stop, torn) for stop, (name, _, size) in changes for torn in (0, *range(SECTOR, size * (name == "pwrite"), SECTOR))
+    ]
 
 
 def copy_of(directory: Path, target: Path) -> Path:

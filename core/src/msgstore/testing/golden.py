@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,7 @@ def golden(subject: Subject) -> Iterator[tuple[Traversable, Traversable]]:
     if directory is None or not directory.is_dir():
         return
     extension = subject.descriptor.extension
-    names = sorted(file.name for file in directory.iterdir())
-    for name in sorted(
-        {name.removesuffix(extension).removesuffix(".json") for name in names if name.endswith((extension, ".json"))}
-    ):
+    for name in sorted({Path(file.name).stem for file in directory.iterdir() if file.name.endswith((extension, ".json"))}):
         segment, said = directory / f"{name}{extension}", directory / f"{name}.json"
         for file in (segment, said):
             if not file.is_file():
@@ -49,20 +47,16 @@ def golden(subject: Subject) -> Iterator[tuple[Traversable, Traversable]]:
 
 def described(form: SegmentFormat, data: bytes) -> dict[str, Any]:
     """Return the result of a scan in the form of the corpus."""
-    scan = form.scan(data)
 
     def told(columns: Columns) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": msg_id.hex(),
-                "offset": offset,
-                "size": size,
-                "type": kind,
-                "body_sha256": _hash(form, data, msg_id, offset, size),
-            }
-            for msg_id, offset, size, kind in columns.rows()
-        ]
+        found = []
+        for msg_id, offset, size, kind in columns.rows():
+            body = form.decode(msg_id, data[offset : offset + size])
+            sha256 = hashlib.sha256(body).hexdigest()
+            found.append({"id": msg_id.hex(), "offset": offset, "size": size, "type": kind, "body_sha256": sha256})
+        return found
 
+    scan = form.scan(data)
     return {
         "header": scan.header,
         "records": told(scan.records),
@@ -73,23 +67,17 @@ def described(form: SegmentFormat, data: bytes) -> dict[str, Any]:
     }
 
 
-def _hash(form: SegmentFormat, data: bytes, msg_id: bytes, offset: int, size: int) -> str:
-    return hashlib.sha256(form.decode(msg_id, data[offset : offset + size])).hexdigest()
-
-
-def difference(name: str, key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    ours, theirs = found.get(key), wanted.get(key)
-    if isinstance(ours, list) and isinstance(theirs, list):
-        at = first_difference(ours, theirs)
-        ours, theirs = ours[at : at + 1], theirs[at : at + 1]
-        key = f"{key}, number {at}"
-    return f"{name}: {key}: read is {ours}, the corpus says {theirs}"
-
-
-def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int:
-    """Return the first position at which two lists differ."""
-    differ = (n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other)
-    return next(differ, min(len(ours), len(theirs)))
+def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """Return the first difference in words, or an empty string."""
+    for key in sorted(found.keys() | wanted.keys()):
+        pairs = [(key, found.get(key), wanted.get(key))]
+        if isinstance(pairs[0][1], list) and isinstance(pairs[0][2], list):
+            each = enumerate(zip_longest(pairs[0][1], pairs[0][2]))
+            pairs = [(f"{key}, number {at}", ours, theirs) for at, (ours, theirs) in each]
+        for what, ours, theirs in pairs:
+            if ours != theirs:
+                return f"{what}: read is {ours}, the corpus says {theirs}"
+    return ""
 
 
 def main(files: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Base of every class of the kit; detects tests that a subclass deletes or overrides."""
+"""Base of every class of the kit; finds tests of the kit that a subclass deletes or overrides."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import pytest
 
 F = TypeVar("F", bound=Callable[..., object])
+SUITE = "msgstore.testing.suite"
 SKIPPED_FOR = "does not claim "
 """Begin of the reason of a skip that the summary lists by capability."""
 _REASON = "__msgstore_replaces__"
-_kits: dict[type[Any], dict[str, object]] = {}
-"""Tests of each class of the kit when it was defined. Finds also those that are deleted from the class itself."""
 
 
 class KitTests:
@@ -21,10 +20,10 @@ class KitTests:
     kinds: ClassVar[tuple[str, ...]] = ()
     """Kinds of subjects to test."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if cls.__module__.startswith("msgstore.testing.") and not cls.__module__.startswith("msgstore.testing.suite."):
-            _kits[cls] = {name: test for name, test in vars(cls).items() if name.startswith("test")}
+    @pytest.fixture
+    def subject(self) -> Any:
+        """Backend under test. A subclass overrides this fixture; classes of the suite get subjects from the options."""
+        pytest.fail(f"{type(self).__name__} has nothing to test: give it a fixture 'subject'")
 
 
 def replaces(reason: str) -> Callable[[F], F]:
@@ -41,12 +40,11 @@ def replaces(reason: str) -> Callable[[F], F]:
 
 def replaced(cls: type[Any]) -> Iterator[tuple[str, str]]:
     """Yield (test, reason) of each test of the kit that ``cls`` deletes or overrides; the reason is empty if there is none."""
-    own = [base for base in cls.__mro__ if base in _kits]
-    for name in dict.fromkeys(name for base in own for name in _kits[base]):
-        kits = next(_kits[base][name] for base in own if name in _kits[base])
-        found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-        if found is not kits:
-            yield f"{cls.__name__}.{name}", getattr(found, _REASON, "")
+    for base in cls.__mro__:
+        if base.__module__.startswith("msgstore.testing.") and not base.__module__.startswith(SUITE):
+            for name, test in vars(base).items():
+                if name.startswith("test") and getattr(cls, name) is not test:
+                    yield f"{cls.__name__}.{name}", getattr(getattr(cls, name), _REASON, "")
 
 
 def skip_without(capability: str) -> NoReturn:

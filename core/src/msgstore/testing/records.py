@@ -11,27 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import (
-    BoundRecord,
-    FormatContext,
-    RecordContext,
-    RecordError,
-    RecordType,
-    RecordTypeDescriptor,
-    SegmentFormat,
-)
-from msgstore.testing.data import Batch, batches, numbered, tried
+from msgstore.contract import BoundRecord, FormatContext, RecordContext, RecordError, RecordType, RecordTypeDescriptor
+from msgstore.testing.data import Batch, batches, flipped, numbered, tried
 from msgstore.testing.formats.roundtrip import RoundTripTests
-from msgstore.testing.formats.segments import check_body, check_records, expected, rows, written
+from msgstore.testing.formats.segments import check_records, encoded, expected, rows, written
 from msgstore.testing.guard import skip_without
-from msgstore.testing.limits import peak_of
 from msgstore.testing.subjects import Subject
 
 UNASSIGNED = 200
 """Type byte of a record type that has no assigned one."""
-LARGE = 4 * 2**20
-BESIDE = 2**20
-"""Bytes of memory that ``body_span`` of a large record may need."""
 
 
 class RecordTypeTests(RoundTripTests):
@@ -40,111 +28,78 @@ class RecordTypeTests(RoundTripTests):
     def make_form(self, subject: Subject) -> Any:
         return format_of(subject)
 
-    @pytest.fixture
-    def record(self, subject: Subject) -> Any:
-        return made(subject)
-
     @tried(60)
     @given(messages=batches())
-    def test_alone_it_agrees_with_itself(self, record: RecordType, messages: Batch) -> None:
-        """A failure means that the parts of the record type disagree: ``check`` finds damage in what ``encode`` wrote,
-        ``body_span`` is not where ``decode`` reads, or ``overhead`` is not what a record has beside its body (where that
-        differs, ``overhead`` is the least of it, and ``max_overhead`` the most)."""
+    def test_overhead(self, subject: Subject, messages: Batch) -> None:
+        """A failure means that ``overhead`` is not what a record has beside its body (where that differs, ``overhead`` is the
+        least of it, and ``max_overhead`` the most), or that ``encode`` gives something else than the size of each record."""
+        record: RecordType = made(subject)
         data, sizes = record.encode([msg_id for msg_id, _ in messages], [body for _, body in messages])
-        assert len(sizes) == len(messages)
-        assert sum(sizes) == len(data)
-        at, most = 0, getattr(record, "max_overhead", record.overhead)
-        for (_, body), size in zip(messages, sizes, strict=True):
-            assert record.overhead <= size - len(body) <= most, f"{size} bytes for a body of {len(body)}"
-            assert record.check(data, at, size) is None, "check finds damage in a record that was just written"
-            begin, end = record.body_span(at, size)
-            assert at <= begin <= end <= at + size
-            check_body(data[begin:end], body, "body_span")
-            check_body(record.decode(data[at : at + size]), body, "decode")
-            at += size
-        assert record.encode([], []) == (b"", [])
+        assert (len(sizes), sum(sizes)) == (len(messages), len(data)), f"{sizes} are not the sizes of {len(messages)} records"
+        least, most = record.overhead, getattr(record, "max_overhead", record.overhead)
+        beside = [size - len(body) for (_, body), size in zip(messages, sizes, strict=True)]
+        assert all(least <= size <= most for size in beside), f"{beside} bytes beside bodies, not {least} to {most}"
 
-    def test_body_span_copies_nothing(self, record: RecordType) -> None:
-        """A failure means that the record type copies a large record that it only has to look at."""
-        _, (size,) = record.encode([bytes(16)], [bytes(LARGE)])
-        assert peak_of(lambda: record.body_span(0, size)) <= BESIDE
-
-    def test_damage_is_stepped_over(self, form: SegmentFormat, record: RecordType) -> None:
+    def test_damage_is_stepped_over(self, subject: Subject, form: Any) -> None:
         """A failure means that one damaged record loses those behind it: a scan reports what ``check`` finds, and continues.
         Skipped for a record type that does not detect a flipped bit of a body."""
+        record: RecordType = made(subject)
         data, placed = written(form, numbered(3, b"some body"))
-        begin, _ = record.body_span(placed[1].offset, placed[1].size)
-        spoilt = data[:begin] + bytes([data[begin] ^ 1]) + data[begin + 1 :]
-        reason = record.check(spoilt, placed[1].offset, placed[1].size)
+        _, offset, size, _ = bad = placed[1]
+        spoilt = flipped(data, 8 * record.body_span(offset, size)[0])
+        reason = record.check(spoilt, offset, size)
         if reason is None:
             skip_without("a check of bodies")
         scan = form.scan(spoilt)
-        assert [(spot.offset, spot.size, spot.reason) for spot in scan.damage] == [(placed[1].offset, placed[1].size, reason)]
+        assert [attrs.astuple(spot) for spot in scan.damage] == [(offset, size, reason)]
         assert rows(scan.records) == expected([placed[0], placed[2]])
         with pytest.raises(RecordError):
-            form.decode(placed[1].msg_id, spoilt[placed[1].offset : placed[1].end])
+            form.decode(bad.msg_id, spoilt[offset : bad.end])
 
-    def test_the_byte_is_the_one_that_it_is_bound_to(self, subject: Subject) -> None:
+    def test_the_byte_is_the_one_that_it_is_bound_to(self, subject: Subject, form: Any) -> None:
         """A failure means that the record type ignores the type byte of its context. The configuration of a store decides it;
         otherwise records of another type are read as this type's."""
-        own = format_of(subject)
-        assert set(own.scan(written(own, numbered(3))[0]).records.types) == {byte_of(subject)}
-        bytes_bound = [UNASSIGNED + 1, UNASSIGNED + 2]
-        forms = [format_of(subject, byte) for byte in bytes_bound]
-        for form, other, byte in zip(forms, reversed(forms), bytes_bound, strict=True):
-            data, placed = written(form, numbered(3, b"body"))
-            assert set(form.scan(data).records.types) == {byte}
+        assert set(form.scan(written(form, numbered(3))[0]).records.types) == {byte_of(subject)}
+        one, another = UNASSIGNED + 1, UNASSIGNED + 2
+        for byte, of_another in ((one, another), (another, one)):
+            writer, other = format_of(subject, byte), format_of(subject, of_another)
+            data, (first, *_) = written(writer, numbered(3, b"body"))
+            assert set(writer.scan(data).records.types) == {byte}
             scan = other.scan(data)
-            assert not rows(scan.records)
-            assert scan.end.state == "corrupt"
+            assert (rows(scan.records), scan.end.state) == ([], "corrupt"), "records of another type are taken for its own"
             with pytest.raises(RecordError):
-                other.decode(placed[0].msg_id, data[placed[0].offset : placed[0].end])
+                other.decode(first.msg_id, data[first.offset : first.end])
 
-    def test_beside_the_records_of_the_format(self, subject: Subject) -> None:
+    def test_beside_the_records_of_the_format(self, subject: Subject, form: Any) -> None:
         """A failure means that a store that begins to use the record type cannot read older records, or the other way round:
         one segment may hold records of several types."""
-        form, plain = format_of(subject), format_of(subject, bound=False)
         messages = numbered(6, b"body")
-        old, first = written(plain, messages[:3])
-        new, second = written(form, messages[3:])
-        data = old + new[len(form.header) :]
-        placed = first + [attrs.evolve(entry, offset=entry.offset + len(old) - len(form.header)) for entry in second]
-        check_records(form, data, form.scan(data).records, placed)
-
-    def test_each_option_has_a_default(self, subject: Subject) -> None:
-        """A failure means that tools, which have no configuration, cannot read the records: an option must be stored in the
-        record, or matter for writing only."""
-        descriptor = descriptor_of(subject)
-        needed = [option.name for option in attrs.fields(descriptor.options) if option.default is attrs.NOTHING]
-        assert not needed, f"no default: {', '.join(needed)}"
-        form = format_of(subject)
-        data, placed = written(form, numbered(5, b"body"))
-        reader = format_of(attrs.evolve(subject, options={}))
-        check_records(reader, data, reader.scan(data).records, placed)
+        old, first = written(format_of(subject, bound=False), messages[:3])
+        new, second = encoded(form, messages[3:], len(old))
+        check_records(form, old + new, form.scan(old + new).records, first + second)
 
     @tried(30)
     @given(messages=batches(least=1), flips=st.lists(st.integers(0, 2000), max_size=4))
-    def test_fields(self, subject: Subject, messages: Batch, flips: list[int]) -> None:
-        """A failure means that tools cannot show what the descriptor says that records hold: ``fields`` gives one value for
-        each of the descriptor's, of its kind or None, the same whatever options read them; and raises RecordError, nothing
-        else, for a record that cannot say."""
-        fields = getattr(descriptor_of(subject), "fields", ())
-        if not fields:
-            skip_without("fields")
-        record, reader = made(subject), made(attrs.evolve(subject, options={}))
-        data, placed = written(format_of(subject), messages)
-        for entry in placed:
+    def test_tools_read_it_without_options(self, subject: Subject, form: Any, messages: Batch, flips: list[int]) -> None:
+        """A failure means that tools, which have no configuration, cannot read the records: an option must be stored in the
+        record, or matter for writing only. Or that ``fields`` does not give one value for each of the descriptor's, of its
+        kind or None, the same whatever options read them; or raises anything but RecordError for a record that cannot say."""
+        data, placed = written(form, messages)
+        without = attrs.evolve(subject, options={})
+        check_records(format_of(without), data, format_of(without).scan(data).records, placed)
+        fields, record, reader = descriptor_of(subject).fields, made(subject), made(without)
+        for entry in placed if fields else ():
             whole = data[entry.offset : entry.end]
             values = record.fields(whole)
             check_values(fields, values)
             assert reader.fields(whole) == values, "made with other options, it reads other fields"
             for bits in (flips, *([8 * at + 7] for at in range(record.overhead))):  # 7: the sign of a number
-                spoilt = bytearray(whole)
+                spoilt = whole
                 for bit in bits:
-                    spoilt[bit // 8 % len(spoilt)] ^= 1 << bit % 8
-                if record.check(bytes(spoilt), 0, len(spoilt)) is None:
+                    spoilt = flipped(spoilt, bit % (8 * len(spoilt)))
+                if record.check(spoilt, 0, len(spoilt)) is None:
                     with contextlib.suppress(RecordError):
-                        check_values(fields, record.fields(bytes(spoilt)))
+                        check_values(fields, record.fields(spoilt))
 
 
 def descriptor_of(subject: Subject) -> RecordTypeDescriptor:
@@ -159,19 +114,18 @@ def byte_of(subject: Subject) -> int:
 
 def made(subject: Subject, byte: int | None = None) -> Any:
     """The record type under test, a RecordType."""
-    return subject.make(RecordContext(subject.made_options, byte_of(subject) if byte is None else byte))
+    return subject.make(RecordContext(subject.made_options, byte or byte_of(subject)))
 
 
 def format_of(subject: Subject, byte: int | None = None, *, bound: bool = True) -> Any:
     """The format that the descriptor names, a SegmentFormat that writes records of the type; or, not bound, its own."""
-    descriptor = descriptor_of(subject)
-    form = subject.catalogue.format(descriptor.format)
-    if not bound:
-        return subject.catalogue.make(form, FormatContext(form.options()))
-    byte = byte_of(subject) if byte is None else byte
-    name = subject.name if byte == byte_of(subject) else f"{subject.name}-elsewhere"
-    binding = BoundRecord(name, byte, made(subject, byte))
-    return subject.catalogue.make(form, FormatContext(form.options(), (binding,), name))
+    form = subject.catalogue.format(descriptor_of(subject).format)
+    context = FormatContext(form.options())
+    if bound:
+        name = f"{subject.name}-elsewhere" if byte else subject.name
+        binding = BoundRecord(name, byte or byte_of(subject), made(subject, byte))
+        context = attrs.evolve(context, records=(binding,), record=name)
+    return subject.catalogue.make(form, context)
 
 
 KINDS: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}

@@ -78,12 +78,11 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     def remove(self, ids: Sequence[bytes]) -> None:
         missing = []
         for msg_id in ids:
-            if self.references.get(msg_id, 0) == 0:
+            count = self.references.pop(msg_id, 0)
+            if count > 1:
+                self.references[msg_id] = count - 1
+            elif count == 0:
                 missing.append(msg_id)
-            elif self.references[msg_id] == 1:
-                del self.references[msg_id]
-            else:
-                self.references[msg_id] -= 1
         if missing:
             with pytest.raises(msgstore.MessageNotFound) as caught:
                 self.client.remove(ids)
@@ -95,14 +94,14 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     def read_many(self, ids: Sequence[bytes]) -> None:
         assert self.client.read_many(ids) == {i: body_of(i) for i in ids if i in self.references}
 
+    def was_committed(self) -> None:
+        self.committed = dict(self.references)
+        assert self.confirmed == self.written
+
     @rule()
     def flush(self) -> None:
         self.store.flush()
         self.was_committed()
-
-    def was_committed(self) -> None:
-        self.committed = dict(self.references)
-        assert self.confirmed == self.written
 
     @rule()
     def roll(self) -> None:
@@ -125,49 +124,40 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
     @rule()
     def close_and_reopen(self) -> None:
-        self.store.close()
-        self.store.close()
-        self.was_committed()
+        self.stop(clean=True)
         self.open()
         assert self.store.stats().recovery.how in ("trust", "new")
 
     @rule()
     def stop_dirty_and_reopen(self) -> None:
-        self.store.abandon()
-        self.forget_what_was_not_committed()
+        self.stop(clean=False)
         self.open(self.committed)
-
-    def forget_what_was_not_committed(self) -> None:
-        self.references = dict(self.committed)
-        self.confirmed.clear()
-        self.written.clear()
 
     def stop(self, *, clean: bool) -> None:
         if clean:
             self.store.close()
+            self.store.close()
             self.was_committed()
         else:
             self.store.abandon()
-        self.forget_what_was_not_committed()
-
-    def check(self) -> None:
-        assert self.store.stats().messages == len(self.references)
-        for msg_id in IDS:
-            assert self.store.references(msg_id) == self.references.get(msg_id, 0)
-            if msg_id in self.references:
-                assert self.client.read(msg_id) == body_of(msg_id)
-                assert self.client.contains(msg_id)
-            else:
-                with pytest.raises(msgstore.MessageNotFound):
-                    self.client.read(msg_id)
-                assert not self.client.contains(msg_id)
+        self.references = dict(self.committed)
+        self.confirmed.clear()
+        self.written.clear()
 
     @rule()
     def check_everything(self) -> None:
-        self.check()
+        assert self.store.stats().messages == len(self.references)
+        for msg_id in IDS:
+            assert self.store.references(msg_id) == self.references.get(msg_id, 0)
+            assert self.client.contains(msg_id) is (msg_id in self.references)
+            if msg_id in self.references:
+                assert self.client.read(msg_id) == body_of(msg_id)
+            else:
+                with pytest.raises(msgstore.MessageNotFound):
+                    self.client.read(msg_id)
         for stats in self.store.segments():
-            entries = [entry for entry in self.store.entries() if entry.number == stats.number]
-            assert (stats.live_count, stats.live_bytes) == (len(entries), sum(entry.size for entry in entries))
+            sizes = [entry.size for entry in self.store.entries() if entry.number == stats.number]
+            assert (stats.live_count, stats.live_bytes) == (len(sizes), sum(sizes))
             assert stats.size == (self.path / stats.file).stat().st_size
 
     def teardown(self) -> None:

@@ -19,8 +19,6 @@ from msgstore.testing.faults import UnsyncedFiles, copy_of
 from msgstore.testing.subjects import Subject
 
 INDEX, FORMAT = "ets", "v2"
-_BYTE = 128
-"""Type byte of a record type that has no assigned one."""
 
 
 def open_with(
@@ -37,19 +35,6 @@ def open_with(
     return open_configured(config, catalogue, mode=mode, refcounts=refcounts, files=files)
 
 
-def keys_of(subject: Subject) -> dict[str, Any]:
-    """The keys of a configuration that selects the subject."""
-    keys: dict[str, Any] = {"index": INDEX, "format": FORMAT}
-    if subject.kind == "record":
-        assert isinstance(subject.descriptor, RecordTypeDescriptor)
-        byte = subject.descriptor.assigned_byte
-        bound = {subject.name: _BYTE if byte is None else byte}
-        keys |= {"format": {"use": subject.descriptor.format, "records": bound}, "record": subject.name}
-    elif subject.kind != "observer":
-        keys[subject.kind] = {"use": subject.name, **subject.options}
-    return keys
-
-
 @attrs.define
 class StoreFactory:
     """Opens stores in one directory."""
@@ -59,9 +44,22 @@ class StoreFactory:
     observed: bool = False
     in_place: bool = True
     """False for a FORMAT that claims nothing: its segments are compacted by copying them, and hold no removals."""
-    catalogue: Catalogue = attrs.field(init=False)
 
-    def __attrs_post_init__(self) -> None:
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of a configuration that selects the subject."""
+        subject = self.subject
+        keys: dict[str, Any] = {"index": INDEX, "format": FORMAT, "sync_interval": "1h", "gc_interval": 0}
+        if isinstance(subject.descriptor, RecordTypeDescriptor):
+            byte = subject.descriptor.assigned_byte
+            bound = {subject.name: 128 if byte is None else byte}
+            keys |= {"format": {"use": subject.descriptor.format, "records": bound}, "record": subject.name}
+        elif subject.descriptor is not None:
+            keys[subject.kind] = {"use": subject.name, **subject.options}
+        return keys
+
+    @property
+    def catalogue(self) -> Catalogue:
         found = self.subject.catalogue
         registrations = [
             attrs.evolve(one, descriptor=attrs.evolve(one.descriptor, capabilities=[Capability.TYPED_RECORDS]))
@@ -70,15 +68,10 @@ class StoreFactory:
             for one in found.registrations
         ]
         observers = self.subject.observers if self.observed else ()
-        self.catalogue = attrs.evolve(found, registrations=tuple(registrations), observers=observers)
+        return attrs.evolve(found, registrations=tuple(registrations), observers=observers)
 
     def open(self, files: Files | None = None, **keys: Any) -> msgstore.Store:
-        return open_with(
-            self.path,
-            self.catalogue,
-            files or UnsyncedFiles(),
-            **{"sync_interval": "1h", "gc_interval": 0, **keys_of(self.subject), **keys},
-        )
+        return open_with(self.path, self.catalogue, files or UnsyncedFiles(), **{**self.keys, **keys})
 
     def copied(self, target: Path) -> StoreFactory:
         """Return the same for a copy of the directory: what a process would leave that is killed now."""

@@ -6,6 +6,7 @@ from importlib import metadata
 from typing import Any
 
 import attrs
+import pytest
 
 from msgstore.config import structure
 from msgstore.contract import Capability, Descriptor
@@ -37,11 +38,9 @@ class Subject:
     @classmethod
     def of(cls, descriptor: Descriptor, **options: object) -> Subject:
         """Make a subject of a descriptor that no installed distribution registers."""
-        kind = kind_of(descriptor)
-        installed = load_catalogue()
-        catalogue = attrs.evolve(
-            installed, registrations=(*installed.registrations, Registration(kind, descriptor, _UNREGISTERED))
-        )
+        kind, installed = kind_of(descriptor), load_catalogue()
+        mine = Registration(kind, descriptor, _UNREGISTERED)
+        catalogue = attrs.evolve(installed, registrations=(*installed.registrations, mine))
         return cls(kind=kind, name=descriptor.name, catalogue=catalogue, descriptor=descriptor, options=options)
 
     def __str__(self) -> str:
@@ -77,42 +76,33 @@ def kind_of(descriptor: Descriptor) -> str:
     return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
 
 
-class NothingToTest(Exception):
-    """The distribution has no plugin that could be tested; the message says why."""
-
-
 def subjects_of(distribution: str) -> list[Subject]:
     """Everything that a distribution registers, each descriptor once for each of its ``examples``.
 
-    Raises NothingToTest if it is not installed, cannot be loaded, or registers nothing.
+    Raises UsageError if it is not installed, cannot be loaded, or registers nothing.
     """
     try:
         name = metadata.distribution(distribution).metadata["Name"]
     except metadata.PackageNotFoundError:
-        raise NothingToTest(f"{distribution!r} is not installed; try: pip install {distribution}") from None
+        raise pytest.UsageError(
+            f"--msgstore-dist: {distribution!r} is not installed; try: pip install {distribution}"
+        ) from None
     catalogue = load_catalogue()
     broken = [f"{failure.provider} {failure.what}" for failure in catalogue.failures if failure.provider.distribution == name]
     if broken:
-        raise NothingToTest("; ".join(broken))
+        raise pytest.UsageError(f"--msgstore-dist: {'; '.join(broken)}")
     found = [
-        Subject(
-            kind=one.kind,
-            name=one.descriptor.name,
-            catalogue=catalogue,
-            descriptor=one.descriptor,
-            options=dict(options),
-            provider=one.provider,
-        )
-        for one in catalogue.registrations
-        if one.provider.distribution == name
-        for options in one.descriptor.examples
+        Subject(kind=kind, name=one.name, catalogue=catalogue, descriptor=one, options=dict(options), provider=provider)
+        for kind, one, provider in ((it.kind, it.descriptor, it.provider) for it in catalogue.registrations)
+        if provider.distribution == name
+        for options in one.examples
     ]
     if observers := tuple(observer for observer in catalogue.observers if observer.provider.distribution == name):
         of = observers[0].provider
         found.append(Subject(kind=OBSERVER, name=name, catalogue=catalogue, observers=observers, provider=of))
     if not found:
-        raise NothingToTest(
-            f"{name} registers nothing: its pyproject.toml needs an entry point in the group 'msgstore', and the module that "
-            "it names a hook"
+        raise pytest.UsageError(
+            f"--msgstore-dist: {name} registers nothing: its pyproject.toml needs an entry point in the group 'msgstore', "
+            "and the module that it names a hook"
         )
     return found

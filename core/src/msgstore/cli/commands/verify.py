@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output, stores
-from msgstore.cli.checking import SegmentCheck, Throttle, check_segments
+from msgstore.cli.checking import SegmentCheck, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
 from msgstore.cli.scrub_state import STATE, ScrubState, load_state, save_state
 from msgstore.directory import SETTINGS
@@ -68,7 +68,7 @@ def scrub(store: stores.StoreArgument, rate: int | None, restart: bool, out: out
 
 def _verify_all(store: stores.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
     targets, others = store.find_all()
-    verdicts = [_verify(target, out, Throttle(rate), resume=resume, saves=saves) for target in targets]
+    verdicts = [_verify(target, out, rate, resume=resume, saves=saves) for target in targets]
     out.finish(damaged=not all(verdicts), not_read=others)
 
 
@@ -84,7 +84,7 @@ _COLUMNS = output.columns(
 )
 
 
-def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, *, resume: bool, saves: bool) -> bool:
+def _verify(target: stores.StoreTarget, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> bool:
     """Check one store and print the findings. Returns False if anything is wrong."""
     files = Files()
     keeps = saves and (target.path / SETTINGS).exists()  # nothing is written to a broker's directory
@@ -97,7 +97,7 @@ def _verify(target: stores.StoreTarget, out: output.Output, throttle: Throttle, 
         nonlocal keeps
         total, saved = len(store.segments()), begin
         with out.progress("verifying") as progress:
-            for check in check_segments(target, store, throttle, state.behind):
+            for check in check_segments(target, store, rate, state.behind):
                 state.add(check.number, len(check.entries), check.read, check.spans, check.findings)
                 if keeps and time.monotonic() - saved >= SAVE_INTERVAL_SECONDS:
                     keeps = save_state(files, target.path, state)

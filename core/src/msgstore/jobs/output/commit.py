@@ -17,7 +17,7 @@ from msgstore.engine.segment.hint_file import InvalidHint, renamed
 from msgstore.engine.segment.hints import hint_name
 from msgstore.engine.store import Store
 from msgstore.files import Files
-from msgstore.jobs.output.parts import Part, Target, backends_of, nothing_of, read_references
+from msgstore.jobs.output.parts import Part, Target, backends_of, read_references
 from msgstore.jobs.output.staging_directory import StagingDirectory, claim, errors
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import OpenFormat
@@ -36,7 +36,7 @@ class Staging(StagingDirectory):
     """
 
     def __init__(self, target: Target, path: str, lock: WriterLock | None, catalogue: Catalogue, files: Files) -> None:
-        super().__init__(target.destination, path, lock, files, nothing_of(target))
+        super().__init__(target.destination, path, lock, files)
         self.target = target
         self._catalogue = attrs.evolve(catalogue, observers=())  # no application uses this store yet
 
@@ -56,7 +56,7 @@ class Staging(StagingDirectory):
         """
         files, catalogue = files or Files(), catalogue or load_catalogue()
         backends_of(target, catalogue)
-        with errors(target.destination, nothing_of(target)):
+        with errors(target.destination):
             path, lock = claim(files, target.destination, sources)
         return cls(target, str(path), lock, catalogue, files)
 

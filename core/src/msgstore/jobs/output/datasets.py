@@ -22,12 +22,8 @@ from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, claim, errors
 
 _NONE = "__HIVE_DEFAULT_PARTITION__"
-_MAX_OPEN = 64
-"""Files that one task has open."""
-_ROW_GROUP = 2**20
-"""Rows."""
-_HELD = 2**24
-"""Bytes of rows that wait to be written."""
+FILE_SIZE = 2**26
+"""Bytes of rows that a task keeps in memory, and then writes as one file in each folder."""
 
 
 @attrs.frozen
@@ -45,20 +41,16 @@ def folder(columns: Sequence[tuple[str, object]]) -> str:
 
 
 class DatasetWriter:
-    """Writer of one attempt of a task, with a file in each folder. A context manager: what is not finished is deleted.
-
-    Raises StoreIOError, with the file.
-    """
+    """Writer of one attempt of a task. A context manager: what is not finished is deleted. Raises StoreIOError."""
 
     def __init__(self, staging: str, task: int, schema: pa.Schema) -> None:
         self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
         self._task = task
         self._schema = schema
-        self._open: dict[str, ParquetWriter] = {}
         self._waiting: dict[str, list[pa.Table]] = {}
-        """Rows by folder: many small segments would make as many row groups."""
+        """Rows by folder that are not written yet."""
         self._held = 0
-        self._names: list[str] = []
+        self._written: list[tuple[str, int]] = []
         with errors(self._directory):
             Files().create_directory(self._directory)
 
@@ -66,69 +58,36 @@ class DatasetWriter:
         """Add rows to a folder (:func:`folder`), or with "" to none."""
         self._waiting.setdefault(where, []).append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
         self._held += rows.nbytes
-        if self._held >= _HELD:
-            self._write_held()
+        if self._held >= FILE_SIZE:
+            self._write_files()
 
     def finish(self) -> Written:
         """Write everything, and return the files."""
-        self._write_held()
-        with errors(self._directory):
-            self._close()
-            sizes = tuple((name, (self._directory / name).stat().st_size) for name in self._names)
-        return Written(str(self._directory), sizes)
+        self._write_files()
+        return Written(str(self._directory), tuple(self._written))
 
-    def _write_held(self) -> None:
+    def _write_files(self) -> None:
         waiting, self._waiting, self._held = self._waiting, {}, 0
         with errors(self._directory):
             for where, tables in waiting.items():
-                if where not in self._open:
-                    self._begin(where)
-                self._open[where].write(pa.concat_tables(tables), row_group_size=_ROW_GROUP)
-
-    def _begin(self, where: str) -> None:
-        if len(self._open) == _MAX_OPEN:
-            self._close()
-        path = self._directory
-        for part in Path(where).parts:  # not with parents: the driver may have deleted the attempt, and nothing must come back
-            path /= part
-            with suppress(FileExistsError):
-                Files().create_directory(path)
-        path /= f"part-{self._task:05}-{len(self._names)}.parquet"
-        self._open[where] = ParquetWriter(path, self._schema)
-        self._names.append(path.relative_to(self._directory).as_posix())
-
-    def _close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+                path = self._directory
+                for part in Path(where).parts:  # without parents: if the driver has deleted the attempt, nothing may come back
+                    path /= part
+                    with suppress(FileExistsError):
+                        Files().create_directory(path)
+                path /= f"part-{self._task:05}-{len(self._written)}.parquet"
+                content = pa.BufferOutputStream()  # in memory: if the disk is full, pyarrow does not try again
+                pq.write_table(pa.concat_tables(tables).cast(self._schema), content, compression="zstd")
+                data = content.getvalue()
+                Files().write_file(path, [data], sync=False)
+                self._written.append((path.relative_to(self._directory).as_posix(), data.size))
 
     def __enter__(self) -> DatasetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            with suppress(OSError):
-                self._close()
             Files().remove_tree(self._directory)
-
-
-class ParquetWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow has no types
-    """Writer of a new Parquet file. Raises OSError, FileExistsError if the name is taken."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._to = os.fdopen(Files().create(path), "wb")
-        try:
-            super().__init__(self._to, schema, compression="zstd")
-        except BaseException:
-            self._to.close()
-            raise
-
-    def close(self) -> None:
-        """Close the file, also after an error. Later calls do nothing."""
-        try:
-            super().close()
-        finally:
-            self.is_open = False
-            self._to.close()
 
 
 def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:

@@ -111,7 +111,7 @@ class PartWriter:
         self._messages = 0
         self._references: BufferedWriter | None = None
         self._open = True
-        with errors(target.destination, nothing_of(target)):
+        with errors(target.destination):
             try:
                 self._files.create_directory(self._directory)
             except FileNotFoundError:
@@ -196,7 +196,7 @@ class PartWriter:
         if not self._open:
             raise StoreClosed(f"{self._directory}: this attempt has ended")
         try:
-            with errors(self._target.destination, nothing_of(self._target)):
+            with errors(self._target.destination):
                 yield
         except BaseException:
             self.abandon()
@@ -286,11 +286,6 @@ def backends_of(target: Target, catalogue: Catalogue) -> Backends:
 @cache
 def _backends(target: Target) -> Backends:
     return backends_of(target, load_catalogue())
-
-
-def nothing_of(target: Target) -> str:
-    """Return what errors say of the store."""
-    return f"No store was made at {target.path}"
 
 
 # -- references ---------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from msgstore.writer_lock import WriterLock
 
 PARTS = "parts"
 """Directory of all attempts of tasks, in the staging directory."""
-NOTHING = "Nothing was kept"
 _ATTEMPTS = 5
 
 
@@ -37,30 +36,22 @@ class StagingDirectory:
     deleted. Until then the destination does not exist, or is the empty directory that it was.
     """
 
-    def __init__(
-        self, destination: Path, path: Path | str, lock: WriterLock | None, files: Files, nothing: str = NOTHING
-    ) -> None:
-        """``lock``: None if another process has it. ``nothing``: what errors say about the result."""
+    def __init__(self, destination: Path, path: Path | str, lock: WriterLock | None, files: Files) -> None:
+        """``lock``: None if another process has it."""
         self.destination = destination
         self.path = str(path)
         """Path of the staging directory, for the tasks."""
         self._lock = lock
         self._files = files
-        self._nothing = nothing
         self._open = True
         forking.watch(self)
 
     def hand_over(self, pid: int) -> None:
-        """Let the job continue without this process. It lasts until process ``pid`` ends, or a process that joins it ends it.
-
-        Raises StoreError where descriptors cannot be passed to other processes (Windows).
-        """
+        """Let the job continue without this process, until process ``pid`` ends or a process that joins it ends it."""
         if self._lock is not None:
-            if os.name != "posix":
-                raise StoreError(f"{self.destination}: a job cannot change its process here. Use the runner 'local'.")
             fd = self._lock.hand_over(pid)
             try:
-                with errors(self.destination, self._nothing):
+                with errors(self.destination):
                     lock_keeper.start(fd, pid, self.path)
             finally:
                 os.close(fd)
@@ -75,14 +66,12 @@ class StagingDirectory:
         if not self._open:
             raise StoreClosed(f"{self.path}: this job has ended")
         try:
-            with errors(self.destination, self._nothing):
+            with errors(self.destination):
                 content = make()
                 sync_tree(self._files, content)
                 try:
                     if self.destination.is_dir():
                         self._files.copy_permissions(self.destination, content)
-                        if os.name == "nt":
-                            self.destination.rmdir()  # elsewhere a directory may replace an empty one
                     self._files.replace(content, self.destination)
                 except OSError as error:
                     _check_free(self.destination)
@@ -185,7 +174,7 @@ def working_directory(files: Files, destination: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def errors(place: Path, nothing: str = NOTHING) -> Iterator[None]:
+def errors(place: Path) -> Iterator[None]:
     """Convert errors of the operating system: add the path, ``place`` if they have none, and what became of the job."""
     try:
         yield
@@ -195,8 +184,8 @@ def errors(place: Path, nothing: str = NOTHING) -> Iterator[None]:
             raise
         where = cause.filename2 or cause.filename or place
         raise StoreIOError(
-            f"{where}: {cause.strerror or cause}. {nothing}; mend the cause (space, limits, permissions, the disk) and run the "
-            f"job again."
+            f"{where}: {cause.strerror or cause}. Nothing was kept; mend the cause (space, limits, permissions, the disk) and "
+            f"run the job again."
         ) from cause
 
 

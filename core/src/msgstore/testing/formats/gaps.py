@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from random import Random
-from typing import Any
 
 import attrs
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +14,7 @@ from msgstore.contract import Capability, CompactableFormat, ScanEnd
 from msgstore.contract.formats import Write
 from msgstore.testing.data import numbered, tried
 from msgstore.testing.faults import SECTOR
-from msgstore.testing.formats.segments import Placed, check_body, check_scan, expected, made, rows, written
+from msgstore.testing.formats.segments import Placed, Row, check_body, check_scan, expected, made, rows, written
 from msgstore.testing.guard import KitTests
 from msgstore.testing.subjects import Subject
 
@@ -26,13 +24,6 @@ _sizes = st.one_of(st.integers(0, 60), st.integers(400, 700))
 class GapTests(KitTests):
     """For formats that claim COMPACTABLE: the segments of others are not changed in place."""
 
-    kinds = ("format",)
-
-    @pytest.fixture
-    def compactable(self, subject: Subject) -> Any:
-        subject.needs(Capability.COMPACTABLE)
-        return made(subject)
-
     @tried(60)
     @given(
         first=_sizes,
@@ -41,43 +32,33 @@ class GapTests(KitTests):
         seed=st.integers(0, 2**32),
     )
     def test_a_crash_while_gaps_are_filled(
-        self, compactable: CompactableFormat, first: int, gaps: list[list[int]], moved: list[int], seed: int
+        self, subject: Subject, first: int, gaps: list[list[int]], moved: list[int], seed: int
     ) -> None:
         """A failure means that a crash during a compaction costs messages. After and inside each of the three steps, whichever
         of its sectors have reached the disk, a scan finds each record outside the gaps; ``inside`` must be hidden until
-        ``seal``, and what must not be torn must lie within one sector."""
-        segment = Compacted.of(compactable, first, gaps, moved)
-        segment.check_crashes(Random(seed))
+        ``seal``, and what must not be torn must lie within one sector. A gap is everything between two live records: it is
+        filled again, with what the first compaction has left over in it."""
+        subject.needs(Capability.COMPACTABLE)
+        segment = Compacted.of(made(subject), first, gaps, moved)
+        filled = segment.check_crashes(Random(seed))
+        again = [(offset, size, taken[1:]) for offset, size, taken in segment.gaps]
+        attrs.evolve(segment, data=filled, gaps=again).check_crashes(Random(seed))
 
-    @tried(30)
-    @given(first=_sizes, dead=st.lists(_sizes, min_size=2, max_size=4), moved=st.lists(_sizes, min_size=2, max_size=4))
-    def test_a_gap_that_was_filled_is_filled_again(
-        self, compactable: CompactableFormat, first: int, dead: list[int], moved: list[int]
-    ) -> None:
-        """A failure means that ``fill_gap`` counts on a gap of dead records only. A gap is everything between two live records:
-        what an earlier compaction has left over in it, too."""
-        segment = Compacted.of(compactable, first, [dead], moved)
-        ((offset, size, taken),) = segment.gaps
-        attrs.evolve(segment, data=segment.filled, gaps=[(offset, size, taken[1:])]).check_crashes(Random(1))
-
-    def test_whatever_is_left_over_is_no_record(self, compactable: CompactableFormat) -> None:
+    def test_gaps_of_any_size_and_place(self, subject: Subject) -> None:
         """A failure means that a gap of some size, or at some place in a sector, is left with bytes that end the scan: what is
-        left over behind the moved records may be a single byte. ``gap_room`` may be 0 where nothing can be done."""
-        _, (smallest,) = written(compactable, numbered(1))
-        for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
-            for left in range(30):
-                first = (at - len(compactable.header) - smallest.size) % SECTOR
-                segment = Compacted.of(compactable, first, [[left + 4]], [4])
-                segment.check_crashes(Random(left))
-
-    def test_room(self, compactable: CompactableFormat) -> None:
-        """A failure means that ``gap_room`` promises more than there is, or that no gap ever has room, so that nothing is
-        compacted."""
-        begin = len(compactable.header)
+        left over behind the moved records may be a single byte. ``gap_room`` may be 0 where nothing can be done. Or that it
+        promises more than there is, or that no gap ever has room, so that nothing is compacted."""
+        subject.needs(Capability.COMPACTABLE)
+        form = made(subject)
+        begin = len(form.header)
         for size in (1, 2, 5, 20, 100, 1000):
-            rooms = [compactable.gap_room(offset, size) for offset in range(begin, begin + SECTOR)]
+            rooms = [form.gap_room(offset, size) for offset in range(begin, begin + SECTOR)]
             assert all(0 <= room <= size for room in rooms), f"a gap of {size} bytes promises {max(rooms)}"
         assert sum(room > 0 for room in rooms) >= SECTOR // 2, "less than half of the gaps of 1000 bytes have any room"
+        _, (smallest,) = written(form, numbered(1))
+        for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
+            for left in range(30):
+                Compacted.of(form, (at - begin - smallest.size) % SECTOR, [[left + 4]], [4]).check_crashes(Random(left))
 
 
 @attrs.frozen
@@ -96,25 +77,20 @@ class Compacted:
         """With bodies of these sizes; of ``moved`` is moved what there is room for."""
         sizes = [first, *(size for gap in gaps for size in (*gap, 9)), *moved]
         random = Random(len(sizes))
-        messages = [(msg_id, random.randbytes(size)) for (msg_id, _), size in zip(numbered(len(sizes)), sizes, strict=True)]
-        data, placed = written(form, messages)
-        rest = iter(placed)
-        live = [next(rest)]
-        found = []
+        data, placed = written(
+            form, [(i, random.randbytes(size)) for (i, _), size in zip(numbered(len(sizes)), sizes, strict=True)]
+        )
+        live, waiting, found, at = [placed[0]], placed[len(placed) - len(moved) :], [], 1
+        taken = 0
         for gap in gaps:
-            dead = [next(rest) for _ in gap]
-            found.append((dead[0].offset, dead[-1].end - dead[0].offset))
-            live.append(next(rest))
-        waiting = list(rest)
-        live += waiting
-        filled = []
-        for offset, size in found:
-            room = form.gap_room(offset, size)
-            ends = accumulate(record.size for record in waiting)
-            taken = sum(end <= room for end in ends)
-            filled.append((offset, size, waiting[:taken]))
-            waiting = waiting[taken:]
-        return cls(form, data, live, filled)
+            dead, at = placed[at : at + len(gap)], at + len(gap) + 1
+            live.append(placed[at - 1])
+            begin, size = dead[0].offset, dead[-1].end - dead[0].offset
+            room = form.gap_room(begin, size)
+            fits = sum(end <= room for end in accumulate(record.size for record in waiting[taken:]))
+            found.append((begin, size, waiting[taken : taken + fits]))
+            taken += fits
+        return cls(form, data, live + waiting, found)
 
     def steps(self) -> list[list[Write]]:
         """The writes of all gaps together, step by step, as a store does them."""
@@ -128,12 +104,9 @@ class Compacted:
                 step += writes
         return steps
 
-    @property
-    def filled(self) -> bytes:
-        return _after(self.data, chain.from_iterable(self.steps()))
-
-    def check_crashes(self, random: Random) -> None:
-        """Check what may be on disk at any instant: all earlier steps, and any sectors of the running one; then the end."""
+    def check_crashes(self, random: Random) -> bytes:
+        """Check what may be on disk at any instant: all earlier steps, and any sectors of the running one; then the end. In
+        the end the records are in the gaps, too, one behind the other, and the segment can be cut there. Return that."""
         state = self.data
         for step in self.steps():
             pieces = list(_by_sector(step))
@@ -143,9 +116,16 @@ class Compacted:
             for _ in range(3):
                 self.check(_after(state, [piece for piece in pieces if random.getrandbits(1)]))
             state = _after(state, pieces)
-        self.check_filled(state)
+        found = self.check(state)
+        for at, _, moved in self.gaps:
+            for record in moved:
+                assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
+                at += record.size
+            for end in (at, len(state)):
+                assert self.form.scan(state[:end]).end == ScanEnd("clean", end), f"with {end} bytes, the segment is not clean"
+        return state
 
-    def check(self, state: bytes) -> set[tuple[bytes, int, int]]:
+    def check(self, state: bytes) -> set[Row]:
         """Every record outside the gaps is found where it is, and of each id the copy that counts is whole."""
         scan = self.form.scan(state)
         check_scan(self.form, state, scan)
@@ -158,16 +138,6 @@ class Compacted:
             if msg_id in bodies:
                 check_body(self.form.decode(msg_id, state[offset : offset + size]), bodies[msg_id], f"the record at {offset}")
         return found
-
-    def check_filled(self, state: bytes) -> None:
-        """The records are in the gaps, too, one behind the other from the beginning on, and the segment can be cut there."""
-        found = self.check(state)
-        for at, _, moved in self.gaps:
-            for record in moved:
-                assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
-                at += record.size
-            for end in (at, len(state)):
-                assert self.form.scan(state[:end]).end == ScanEnd("clean", end), f"with {end} bytes, the segment is not clean"
 
 
 def _by_sector(writes: Iterable[Write]) -> Iterator[Write]:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
-
-import attrs
+from itertools import accumulate, zip_longest
+from typing import Any, NamedTuple, get_args
 
 from msgstore.contract import Buffer, Columns, FormatContext, SegmentFormat, SegmentScan
 from msgstore.contract.formats import EndState, HeaderState
 from msgstore.testing.data import Batch
-from msgstore.testing.golden import first_difference
 from msgstore.testing.subjects import Subject
 
+Row = tuple[bytes, int, int]
+"""(id, offset, size)."""
 
-@attrs.frozen
-class Placed:
+
+class Placed(NamedTuple):
     """A record where a writer has put it."""
 
     msg_id: bytes
-    body: bytes
     offset: int
     size: int
+    body: bytes
 
     @property
     def end(self) -> int:
@@ -38,12 +38,9 @@ def encoded(form: SegmentFormat, messages: Iterable[tuple[bytes, bytes]], at: in
     messages = list(messages)
     data, sizes = form.encode([msg_id for msg_id, _ in messages], [body for _, body in messages])
     assert len(sizes) == len(messages), f"{len(sizes)} sizes for {len(messages)} records"
-    placed = []
-    for (msg_id, body), size in zip(messages, sizes, strict=True):
-        placed.append(Placed(msg_id, body, at, size))
-        at += size
     assert sum(sizes) == len(data), f"the sizes are {sum(sizes)} bytes together, the records {len(data)}"
-    return data, placed
+    begins = accumulate(sizes[:-1], initial=at)
+    return data, [Placed(i, begin, size, body) for (i, body), begin, size in zip(messages, begins, sizes, strict=False)]
 
 
 def written(form: SegmentFormat, *batches: Batch) -> tuple[bytes, list[Placed]]:
@@ -56,22 +53,12 @@ def written(form: SegmentFormat, *batches: Batch) -> tuple[bytes, list[Placed]]:
     return data, everything
 
 
-def rows(columns: Columns) -> list[tuple[bytes, int, int]]:
-    """(id, offset, size)."""
+def rows(columns: Columns) -> list[Row]:
     return [row[:3] for row in columns.rows()]
 
 
-def expected(placed: Sequence[Placed]) -> list[tuple[bytes, int, int]]:
-    return [(record.msg_id, record.offset, record.size) for record in placed]
-
-
-def check_rows(columns: Columns, placed: Sequence[Placed]) -> None:
-    """``columns`` has these records and no others."""
-    found, wanted = rows(columns), expected(placed)
-    if found != wanted:  # said here: of lists this long pytest would look for the nearest match
-        at = first_difference(found, wanted)
-        ours, theirs = ([(i.hex(), *span) for i, *span in some[at : at + 1]] for some in (found, wanted))
-        raise AssertionError(f"of {len(wanted)} records number {at} should be {theirs} (id, offset, size), and is {ours}")
+def expected(placed: Sequence[Placed]) -> list[Row]:
+    return [record[:3] for record in placed]
 
 
 def body_at(form: SegmentFormat, data: Buffer, offset: int, size: int) -> bytes:
@@ -88,7 +75,9 @@ def check_body(found: bytes, body: bytes, what: str) -> None:
 
 def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: Sequence[Placed]) -> None:
     """``columns`` has these records and no others, and both ways to a body lead to what was written."""
-    check_rows(columns, placed)
+    for number, (found, record) in enumerate(zip_longest(rows(columns), placed)):
+        wanted = record and record[:3]
+        assert found == wanted, f"record {number} of {len(placed)} should be {wanted} (id, offset, size), and is {found}"
     for record in placed:
         check_body(body_at(form, data, record.offset, record.size), record.body, "body_span")
         check_body(form.decode(record.msg_id, data[record.offset : record.end]), record.body, "decode")
@@ -102,19 +91,16 @@ def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int 
     assert end.state != "clean" or end.offset == max(total, start), f"the end is clean at {end.offset} of {total} bytes"
     assert scan.header in (None, *get_args(HeaderState)), f"the header is {scan.header!r}"
     for columns in (scan.records, scan.duplicates):
-        assert len(columns.ids) == 16 * len(columns) == 16 * len(columns.sizes) == 16 * len(columns.types), (
-            "columns differ in length"
-        )
+        lengths = {len(columns), len(columns.ids) / 16, len(columns.sizes), len(columns.types)}
+        assert len(lengths) == 1, f"columns differ in length: {lengths}"
         assert list(columns.offsets) == sorted(columns.offsets), "columns are not in the order of the offsets"
     check_tiling(spans(scan), max(start, len(form.header)), end.offset)
     known = scan.records.id_list()
     assert len(set(known)) == len(known), "an id stands twice in records: later copies belong into duplicates"
     assert set(scan.duplicates.id_list()) <= set(known), "duplicates has an id that records does not have"
-    for columns in (scan.records, scan.duplicates):
-        for msg_id, offset, size, _ in columns.rows():
-            check_body(
-                form.decode(msg_id, data[offset : offset + size]), body_at(form, data, offset, size), "decode, not body_span,"
-            )
+    for msg_id, offset, size in (*rows(scan.records), *rows(scan.duplicates)):
+        body = body_at(form, data, offset, size)
+        check_body(form.decode(msg_id, data[offset : offset + size]), body, "decode, not body_span,")
 
 
 def spans(scan: SegmentScan) -> list[tuple[int, int, str]]:
@@ -133,8 +119,7 @@ def check_tiling(found: Sequence[tuple[int, int, str]], begin: int, end: int) ->
     at = begin
     for offset, size, what in found:
         assert size > 0, f"a {what} at {offset} has {size} bytes"
-        assert offset >= at, f"a {what} at {offset} begins inside what ends at {at}"
-        assert offset == at, f"nothing is told of the bytes from {at} to {offset}, where a {what} begins"
+        assert offset == at, f"a {what} begins at {offset}, and what is told before it ends at {at}"
         at += size
     if end >= begin:  # a file that is shorter than its header ends there
         assert at == end, f"what is told ends at {at}, the scan at {end}"

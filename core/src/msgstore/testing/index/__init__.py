@@ -2,9 +2,229 @@
 
 from __future__ import annotations
 
-from msgstore.testing.index.readers import ReaderTests
-from msgstore.testing.index.saving import SavingTests
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from msgstore.contract import RESCUED_KEY, Capability, Index
+from msgstore.locations import NUMBER_SHIFT, pack_location
+from msgstore.testing.concurrency import BetweenLines
+from msgstore.testing.data import tried
+from msgstore.testing.faults import RecordingFiles
+from msgstore.testing.guard import KitTests, skip_without
+from msgstore.testing.index.model import IndexAgainstDictionary
+from msgstore.testing.index.place import (
+    CHILD_IDS,
+    IDS,
+    NOTHING,
+    ROUND,
+    Entries,
+    Place,
+    agree,
+    committed,
+    committing,
+    enter_all,
+    entries_of,
+    loaded,
+)  # fmt: skip
+from msgstore.testing.subjects import Subject
+
+A, B, C, D = IDS[:4]
+ENTRIES: Entries = {msg_id: (pack_location(1, 10 * n, 10), 1 + n) for n, msg_id in enumerate((A, B, C))}
+STATE = {b"key": b"value", b"other": b""}
+OPERATIONS: dict[str, Callable[[Index], object]] = {
+    "enter": lambda index: index.enter([A, D], [4, 5]),
+    "enter with references": lambda index: index.enter([A, B, D], [4, 5, 6], [2, 1, 7]),
+    "add a reference": lambda index: index.add_reference(B),
+    "release": lambda index: index.release([A, B, C, C]),
+    "relocate": lambda index: index.relocate([A, B, C], [ENTRIES[A][0], ENTRIES[B][0], 9], [4, 5, 6]),
+    "items": lambda index: list(index.items()),
+    "clear": lambda index: index.clear(),
+    "freeze": lambda index: index.freeze({b"key": b"later"}),
+    "commit": lambda index: index.commit(),
+}
 
 
-class IndexTests(ReaderTests, SavingTests):
+class IndexTests(KitTests):
     kinds = ("index",)
+
+    @pytest.fixture
+    def place(self, subject: Subject, tmp_path: Path) -> Place:
+        directory = tmp_path / "store"
+        directory.mkdir()
+        return Place(subject, directory)
+
+    def test_it_is_a_dictionary_that_is_saved(self, subject: Subject) -> None:
+        """A failure shows the shortest list of calls after which the index differs from a dictionary, or finds something else
+        after a stop, a crash or a failed commit than was saved. Run this test alone to debug an index."""
+        machine: Any = partial(IndexAgainstDictionary, subject)
+        run_state_machine_as_test(machine, settings=settings(tried(120), stateful_step_count=30))
+
+    @pytest.mark.parametrize("what", OPERATIONS)
+    def test_a_reader_between_any_two_lines(self, place: Place, what: str) -> None:
+        """A failure means that a reader, who holds no lock, sees a state that is neither before nor after the change: no entry
+        where one is only changed, or an entry for an instant. Change what a reader can see in one step."""
+        index = place.open(ENTRIES)
+        index.freeze(STATE)
+        before = [index.get(msg_id) for msg_id in IDS]
+        seen = [{location} for location in before]
+
+        def look() -> None:
+            for locations, msg_id in zip(seen, IDS, strict=True):
+                locations.add(index.get(msg_id))
+
+        BetweenLines(look).run(lambda: OPERATIONS[what](index))
+        for was, msg_id, locations in zip(before, IDS, seen, strict=True):
+            assert locations <= {was, index.get(msg_id)}, f"{what}: get({msg_id.hex()}) was {locations}"
+        index.close(None)
+
+    def test_changes_between_the_steps_of_a_read(self, place: Place) -> None:
+        """A failure means that a read, which takes no lock, breaks, or gives a location that was never set, if a second thread
+        moves its entry and commits in the midst of it."""
+        index = place.open(ENTRIES)
+        locations = [ENTRIES[A][0]]
+        found: list[Any] = []
+
+        def change() -> None:
+            locations.append(len(locations))
+            index.relocate([A], locations[-2:-1], locations[-1:])
+            index.freeze({})
+            index.commit()
+
+        BetweenLines(change).run(lambda: found.extend(index.get(A) for _ in range(9)))
+        assert set(found) <= set(locations), f"get gave {found}, of {locations}"
+        assert found == sorted(found, key=locations.index), "get gave a location from before the last one"
+        index.close(None)
+
+    def test_changes_while_a_commit_runs(self, place: Place) -> None:
+        """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
+        entries and the state are not those of any ``freeze``. A second thread changes entries in the midst of the commit."""
+        place.subject.needs(Capability.PERSISTENT)
+        index = place.open(ENTRIES)
+        index.freeze(STATE)
+        frozen = [(STATE, ENTRIES)]
+        changes = 0
+
+        def change() -> None:
+            nonlocal changes
+            changes += 1
+            index.enter([A, CHILD_IDS[changes % 9]], [changes, changes])
+            index.relocate([A], [changes], [changes + 1])
+            index.release([A, *CHILD_IDS[changes % 9 :: 5], C])
+            index.add_reference(B)
+            if changes % 2 == 0:
+                index.freeze({ROUND: b"%d" % changes})
+                frozen.append(({**STATE, ROUND: b"%d" % changes}, entries_of(index)))
+
+        change()
+        BetweenLines(change).run(index.commit)
+        assert place.copy().saved() in frozen, "what a commit has written are not the entries and the state of one freeze"
+        index.freeze({})
+        last = {**frozen[-1][0]}, entries_of(index)
+        index.commit()
+        assert place.copy().saved() == last, "the next commit does not write what was changed during the one before"
+        index.close(None)
+
+    def test_a_damaged_snapshot_is_refused(self, place: Place) -> None:
+        """A failure means that a snapshot that was cut off, or has a wrong bit, is used. Return no entries, or put
+        ``RESCUED_KEY`` into the state: the store then reads its segments. Save a checksum of everything."""
+        if place.subject.has(Capability.PERSISTENT):
+            skip_without("a snapshot")
+        place.open(ENTRIES).close(STATE)
+        files = [path for path in place.directory.rglob("*") if path.is_file()]
+        assert files, "nothing was saved"
+        for path in files:
+            whole = path.read_bytes()
+            for damaged in _damaged(whole):
+                path.write_bytes(damaged)
+                index = place.make()
+                found = loaded(index)
+                refused = (found == NOTHING and len(index) == 0) or RESCUED_KEY in found[0]
+                assert refused or found == (STATE, ENTRIES), f"{path.name}, {len(damaged)} of {len(whole)} bytes"
+                index.freeze({})
+                index.commit()
+                index.enter([D], [4])
+                index.close({})
+                assert D in place.saved()[1]
+                path.write_bytes(whole)
+
+    def test_it_waits_for_the_disk_when_told(self, place: Place) -> None:
+        """A failure means that with ``sync`` a power loss can undo a clean shutdown. Sync the file before it gets its name, and
+        its directory afterwards."""
+        files = RecordingFiles()
+        index = place.make(files, sync=True)
+        index.load()
+        enter_all(index, ENTRIES)
+        index.close(STATE)
+        names = [name for name, _, _ in files.changes()]
+        if "pwrite" not in names:
+            skip_without("files that it writes through the operations of its context")
+        behind = names[len(names) - names[::-1].index("pwrite") :]
+        assert "sync" in behind, names
+        if "replace" in names:
+            renamed = behind.index("replace")
+            assert "sync" in behind[:renamed], names
+            assert "sync_directory" in behind[renamed:], names
+
+    @pytest.mark.parametrize("seconds", [0.0, 0.03, 0.11])
+    def test_a_killed_process_leaves_whole_commits(self, place: Place, seconds: float) -> None:
+        """A failure means that a killed process leaves entries of one commit and state of another, or less than the last commit
+        that returned. A run does not always hit the same commit: look at what was found."""
+        place.subject.needs(Capability.PERSISTENT)
+        with committing(place) as kill:
+            time.sleep(seconds)  # anywhere in its work
+            done = kill()
+        found = place.saved()
+        assert found in (committed(done), committed(done + 1)), f"after commit {done}: {found[0]}"
+
+    def test_a_reader_in_another_process(self, place: Place) -> None:
+        """A failure means that a reader fails or creates files before the first commit; that one of its calls sees half of a
+        commit, or less than the call before; that it keeps the writer from committing; or that its own changes are not seen
+        on top, survive another ``load``, or reach the disk."""
+        place.subject.needs(Capability.LIVE_READS)
+        index = place.make(read_only=True, live=True)
+        assert loaded(index) == NOTHING
+        assert list(place.directory.iterdir()) == []
+        mine, gone = bytes(16), CHILD_IDS[1]
+        with committing(place) as kill:
+            first = newest = int((index.load() or {})[ROUND])
+            latest = time.monotonic() + 30
+            for call in itertools.count():
+                found = entries_of(index)
+                (round_,) = {at >> NUMBER_SHIFT for at, _ in found.values()}
+                assert found == committed(round_)[1], "one call sees two commits"
+                assert round_ >= newest, "older than what was seen before"
+                newest = round_
+                if call >= 60 and (newest > first + 3 or time.monotonic() > latest):
+                    break
+            assert newest > first + 3, "the writer makes no progress, or the reader does not see it"
+            index.enter([mine], [7])
+            done = kill()
+        index.release([gone] * index.references(gone))
+        assert (index.get(mine), index.get(gone)) == (7, None), "its own changes are not on top"
+        state = index.load() or {}
+        last = committed(int(state[ROUND]))
+        assert last in (committed(done), committed(done + 1))
+        agree(index, last[1], [mine])
+        assert len(index) == len(last[1])
+        index.enter([mine], [7])
+        index.close({b"not": b"saved"})
+        assert place.saved() == last, "a reader's changes reach the disk"
+
+
+def _damaged(whole: bytes) -> Iterator[bytes]:
+    """Cut at some lengths, with single bits flipped, or with something appended."""
+    rng, size = random.Random(1), len(whole)
+    for keep in (0, 1, size - 1, *(rng.randrange(size) for _ in range(9))):
+        yield whole[:keep]
+    for at in (*range(min(size, 12)), size - 1, *(rng.randrange(size) for _ in range(40))):
+        yield whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
+    yield from (whole + b"\0", whole + whole)

@@ -1,0 +1,225 @@
+"""Function ``session(master)``, which starts or finds a session on every kind of Spark master."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+from msgstore_spark.errors import SparkUnavailable
+from msgstore_spark.java import find_java_home, start_context
+
+Setting = str | int | float | bool
+
+SETTINGS: dict[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "FATAL",  # failures raise exceptions; the log would only add Java stack traces
+    "spark.python.unix.domain.socket.enabled": "true",  # 9 ms per Python task instead of 27 ms
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+"""Default settings of a session; ``config`` overrides them."""
+CONNECT_TIMEOUT_SECONDS = 10.0
+"""Timeout for connections to a master or a Connect server. Spark itself waits minutes."""
+_LOCAL = re.compile(r"local(?:\[(?P<slots>\d+|\*)(?:\s*,\s*\d+)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(?P<workers>\d+)\s*,\s*(?P<cores>\d+)\s*,\s*\d+\s*\]")
+
+
+def session(
+    master: str | None = None, *, app_name: str = "msgstore", config: Mapping[str, Setting] | None = None
+) -> SparkSession:
+    """Return a Spark session on ``master``.
+
+    Masters are ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://HOST:PORT``, ``sc://HOST:PORT``, ``yarn`` and
+    ``k8s://...``. Without ``master``, it is the active session or the one of ``spark-submit``, if there is one. Otherwise the
+    master is ``SPARK_REMOTE`` or ``MASTER`` of the environment, or ``local[*]``. An active session is returned unchanged if it
+    has the requested master and settings. ``config`` overrides the default settings (``SETTINGS``).
+
+    Executors run the Python of ``PYSPARK_PYTHON``, or this Python by its path. The environment of this process is not changed
+    permanently. Start only one session at a time; every thread can use it.
+
+    ``stop()``, or the end of a ``with`` block, ends the application and its executors, even if other code uses them. On Spark
+    Connect it ends only this session. The JVM runs until this process ends, and the next session reuses it.
+
+    Raises SparkUnavailable if there is no Java, if the master is unknown or does not answer, or if the active session has
+    another master or other settings.
+    """
+    settings = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in (config or {}).items()}
+    running = active()
+    if running is not None:
+        _check_same(running, master, settings)
+        return running
+    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        master = os.environ.get("SPARK_REMOTE") or os.environ.get("MASTER") or "local[*]"
+    if master is not None and master.startswith("sc://"):
+        return _connect(master, {"spark.sql.execution.arrow.pyspark.enabled": "true"} | settings)
+    return _start(master, {"spark.app.name": app_name} | settings)
+
+
+def active() -> SparkSession | None:
+    """Return the session of this thread or process; None if there is none, or if it was stopped."""
+    try:
+        found = SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+    return found if is_remote() or found.sparkContext._jsc is not None else None
+
+
+def _check_same(running: SparkSession, master: str | None, settings: Mapping[str, str]) -> None:
+    current = running.client._builder.endpoint if is_remote() else running.sparkContext.master  # type: ignore[attr-defined]
+    requested = _connect_builder(master).endpoint if master is not None and master.startswith("sc://") else master
+    differences = [] if requested in (None, current) else [f"its master is {current}, not {master}"]
+    for key, value in settings.items():
+        now = running.conf.get(key, None)
+        if now != value:
+            differences.append(f"{key} is {now or 'not set'}, not {value}")
+    if differences:
+        raise SparkUnavailable(f"a session is active here, and {'; '.join(differences)}. Stop it first, or use it unchanged")
+
+
+# -- classic sessions ---------------------------------------------------------------------------------------------------------
+
+
+def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    address = own_address(master) if master else None
+    conf = SparkConf()
+    for key, value in {**SETTINGS, **_settings_for(master, address), **settings}.items():
+        conf.set(key, value)
+    python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    variables = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        variables["JAVA_HOME"] = str(find_java_home())
+    if address and "SPARK_LOCAL_IP" not in os.environ:
+        variables["SPARK_LOCAL_IP"] = address  # also for a machine whose hostname does not resolve
+    os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)  # a stopped session on Spark Connect leaves it set
+    with _environment(variables):
+        try:
+            start_context(conf, show_output="spark.log.level" in settings)
+            return SparkSession.builder.getOrCreate()
+        except Py4JJavaError as error:
+            reason = error.java_exception.getMessage() or error.java_exception.getClass().getName()
+        except (PySparkException, Py4JError, ValueError) as error:
+            reason = str(error)
+    if (failed := SparkContext._active_spark_context) is not None:  # it would prevent the start of another one
+        with contextlib.suppress(Exception):
+            failed.stop()
+        SparkContext._active_spark_context = None
+    first = reason.strip().splitlines()[0]
+    raise SparkUnavailable(f"master {'of spark-submit' if master is None else master}: Spark does not start: {first}")
+
+
+def _settings_for(master: str | None, address: str | None) -> dict[str, str]:
+    if master is None:
+        return {}
+    chosen = {"spark.master": master} | ({"spark.driver.host": address} if address else {})
+    if slots := _local_slots(master):
+        chosen["spark.sql.shuffle.partitions"] = str(4 * slots)  # Spark coalesces small partitions, but splits none
+        if not in_this_process(master):
+            # Spark starts no job before all executors have registered.
+            chosen |= {"spark.cores.max": str(slots), "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+    return chosen
+
+
+def _local_slots(master: str) -> int:
+    """Return the number of concurrent tasks of a ``local`` or ``local-cluster`` master; 0 for other masters."""
+    if match := _LOCAL.fullmatch(master):
+        slots = match["slots"] or "1"
+        return len(os.sched_getaffinity(0)) if slots == "*" else int(slots)
+    match = _LOCAL_CLUSTER.fullmatch(master)
+    return int(match["workers"]) * int(match["cores"]) if match else 0
+
+
+def in_this_process(master: str) -> bool:
+    """Return True if tasks run in the driver's own JVM."""
+    return _LOCAL.fullmatch(master) is not None
+
+
+def own_address(master: str) -> str | None:
+    """Return this machine's address on the route to the master; None if it cannot be determined without Spark.
+
+    Raises SparkUnavailable if no master listens at a ``spark://`` address.
+    """
+    if _local_slots(master):
+        return "127.0.0.1"
+    refused = []
+    for host, port in (
+        re.findall(r"([^,/:\s]+):(\d+)", master.removeprefix("spark://")) if master.startswith("spark://") else ()
+    ):
+        try:
+            with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_SECONDS) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as error:
+            refused.append(f"{host}:{port}: {error.strerror or error}")
+    if refused:
+        raise SparkUnavailable(
+            f"master {master!r} does not answer ({'; '.join(refused)}). Start one: "
+            f"spark-class org.apache.spark.deploy.master.Master, or use local[*], which needs no master"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# -- Spark Connect ------------------------------------------------------------------------------------------------------------
+
+
+def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
+    """Return a session on the server at ``url``, such as ``sc://HOST:PORT/;use_ssl=true;token=...``. Needs no Java.
+
+    Raises SparkUnavailable if no server answers within ten seconds; PySpark itself would retry for ten minutes.
+    """
+    builder = _connect_builder(url)
+    import grpc  # the extra is installed: _connect_builder would have raised
+
+    with builder.toChannel() as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT_SECONDS)
+        except grpc.FutureTimeoutError:
+            raise SparkUnavailable(
+                f"no Spark Connect server answers at {builder.endpoint} within {CONNECT_TIMEOUT_SECONDS:g} s. Check that it "
+                "runs and uses this port, or start one: spark-class org.apache.spark.deploy.SparkSubmit "
+                "--class org.apache.spark.sql.connect.service.SparkConnectServer spark-internal"
+            ) from None
+    try:
+        spark = SparkSession.builder.remote(url).getOrCreate()
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        _ = spark.version  # the first request to the server
+    except (PySparkException, grpc.RpcError) as error:
+        raise SparkUnavailable(f"Spark Connect at {builder.endpoint}: {str(error).strip().splitlines()[0]}") from None
+    return spark
+
+
+def _connect_builder(url: str) -> Any:
+    try:
+        from pyspark.sql.connect.client import DefaultChannelBuilder
+    except (ImportError, PySparkException) as error:
+        raise SparkUnavailable(
+            f"{url}: packages for Spark Connect are not installed ({error}). Try: pip install 'msgstore-spark[connect]'"
+        ) from None
+    try:
+        return DefaultChannelBuilder(url)
+    except (PySparkException, ValueError) as error:
+        raise SparkUnavailable(f"{url}: not a URL of Spark Connect: {error}") from None
