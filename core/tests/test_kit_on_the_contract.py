@@ -96,6 +96,7 @@ class Weekdays:
         return [Compact(s.number) for s in at_rest if s.garbage_bytes > s.live_bytes]
 
 
+@pytest.mark.kit
 class TestWeekdays(GcPolicyTests):
     @pytest.fixture
     def subject(self):

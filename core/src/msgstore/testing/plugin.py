@@ -89,6 +89,8 @@ class _Kit:
             return
         chosen = {item.nodeid for item in session.items}
         self._tests = {item.nodeid for item in self._collected} & chosen
+        if not (self._tests or self._subjects):  # a run of other tests, such as that of a marker
+            return
         self._left_out = [item.nodeid for item in self._collected if item.nodeid not in chosen]
         in_suite = (item for item in self._collected if item.cls.__module__.startswith(SUITE))
         seen = {(item.cls.__base__, item.originalname, str(item.callspec.params["subject"])) for item in in_suite}
