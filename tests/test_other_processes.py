@@ -18,7 +18,7 @@ import pytest
 import msgstore
 from msgstore.engine.read import live_reader as following
 from msgstore.engine.read import reader
-from msgstore.engine.segment import read_files
+from msgstore.engine.segment import segment as read_files
 from msgstore.writer_lock import WriterLock
 from other_process import SMALL, body_of, load, obey
 from support import Cell, flip, in_threads, until

@@ -64,7 +64,7 @@ appends-are-not-synced: With durability fsync a power loss takes confirmed messa
   + pass
 failed-segment-leaves-a-file: After a segment that could not be begun, its file stays and no further segment can be begun.
   Segments.roll  tests/test_meetings.py::test_segment_not_begun_is_known_to_index
-  -                     self.files.unlink(path)
+  -                     self.files.unlink(segment.path)
   -                 except OSError:
   +                     pass
   +                 except OSError:
@@ -74,7 +74,7 @@ sync-later-forgets-names: With fsync_every a power loss takes the name of a new 
   + pass
 sync-later-forgets-what-was-appended: With fsync_every nothing is ever synced.
   Segments.append  tests/test_clients.py::test_flusher_with_fsync_every_syncs
-  - self._unsynced[segment.number] = segment
+  - self.unsynced[segment.number] = segment
   + pass
 moved-directory-is-not-noticed: A store whose directory was moved goes on confirming messages that nobody finds.
   Segments.check_directory  tests/test_two_writers.py::test_moved_directory_is_noticed_and_nothing_confirmed
@@ -88,7 +88,7 @@ deleted-segment-keeps-its-hint: The hint of a deleted segment stays in the direc
   Segments.delete  tests/test_hints.py::test_deleted_segment_loses_its_hint
   - self.hints.drop(segment)
   + pass
-@ msgstore.engine.segment.read_files
+@ msgstore.engine.segment.segment
 descriptors-pile-up: A store with many segments runs out of descriptors.
   ReadFiles.open  tests/test_store.py::test_many_segments_need_few_descriptors
   - >= MAX_OPEN

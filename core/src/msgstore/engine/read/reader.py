@@ -16,8 +16,7 @@ from typing import TypeVar
 from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
 from msgstore.engine.backends import Backends
 from msgstore.engine.client import check_id
-from msgstore.engine.segment.read_files import Decode
-from msgstore.engine.segment.segment import Segment, damaged_index, io_error, io_errors
+from msgstore.engine.segment.segment import Decode, Segment, damaged_index, io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location

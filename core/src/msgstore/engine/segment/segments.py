@@ -16,8 +16,7 @@ from msgstore.contract import StoreIOError
 from msgstore.directory import ERASE_SUFFIX, SegmentFile
 from msgstore.engine.events import Telemetry
 from msgstore.engine.segment.hints import Hints
-from msgstore.engine.segment.read_files import ReadFiles
-from msgstore.engine.segment.segment import Segment, damaged_index, io_error, io_errors
+from msgstore.engine.segment.segment import ReadFiles, Segment, damaged_index, io_error, io_errors
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
@@ -58,7 +57,7 @@ class Segments:
         """Descriptor of the current segment."""
         self._current_identity: tuple[int, int] | None = None
         """Identity of the file of the current segment."""
-        self._unsynced: dict[int, Segment] = {}
+        self.unsynced: dict[int, Segment] = {}
         """Segments that were appended to since the last ``sync_written``."""
 
     def __iter__(self) -> Iterator[Segment]:
@@ -94,37 +93,28 @@ class Segments:
         """
         self.check_directory()  # or the file would belong to another store
         self.seal_current()
-        number = self._next_number
-        path = self.directory / f"{number}{form.descriptor.extension}"
-        segment = Segment(number, path, form, 0, appendable=True)
-        fd: int | None = None
+        segment = Segment(self._next_number, self.directory / f"{self._next_number}{form.descriptor.extension}", form, 0)
         with self.errors(segment):
+            fd = self.files.create(segment.path)
             try:
-                fd = self.files.create(path)
                 identity = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
                 if self.sync == "each write":
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
-            except BaseException as error:  # an interrupt, too: the number is used again
-                if fd is None and isinstance(error, OSError):
-                    raise  # nothing was created
+            except BaseException:  # an interrupt, too: the number is used again
                 with contextlib.suppress(OSError):
-                    if fd is not None:
-                        self.files.close(fd)
+                    self.files.close(fd)
                 try:
-                    self.files.unlink(path)
+                    self.files.unlink(segment.path)
                 except OSError:
-                    segment.appendable = False
-                    self._next_number = number + 1
-                    self.by_number[number] = segment
+                    self.by_number[self.reserve()] = segment
                     self.unwritable.append(segment)
                 raise
-        segment.size = len(form.format.header)
-        self._next_number = number + 1
+        segment.size, segment.appendable = len(form.format.header), True
         self._current_fd, self._current_identity = fd, identity
-        self.by_number[number] = self.current = segment
-        self.telemetry.rolled(path.name, form.name)
+        self.by_number[self.reserve()] = self.current = segment
+        self.telemetry.rolled(segment.path.name, form.name)
         return segment
 
     def resume(self, segment: Segment) -> None:
@@ -136,8 +126,7 @@ class Segments:
             except BaseException:
                 self.files.close(fd)
                 raise
-        self._current_fd = fd
-        self.current = segment
+        self._current_fd, self.current = fd, segment
         segment.sealed_mtime_ns = None
 
     def append(self, data: bytes | memoryview) -> None:
@@ -155,7 +144,7 @@ class Segments:
                 if self.sync == "each write":
                     self.files.sync(fd)
                 elif self.sync == "later":
-                    self._unsynced[segment.number] = segment
+                    self.unsynced[segment.number] = segment
             except BaseException:  # an interrupt, too: an opening would find what it leaves after the end
                 try:
                     self.files.truncate(fd, segment.size)
@@ -170,26 +159,18 @@ class Segments:
     def seal_current(self) -> None:
         """Close the current segment for writing; there is none until the next ``roll``. Caller holds the flush lock.
 
-        Measures unwritable segments, too.
+        The real size of unwritable segments is noted, too. A failed write may have left whole records after the known size.
+        They were written again elsewhere, and the next opening must not take them for new ones. Raises StoreIOError.
         """
         segment, fd = self.current, self._current_fd
         self.current = self._current_fd = None  # first: a descriptor whose close failed is closed all the same
         if segment is not None and fd is not None:
             self._measure(segment, fd)
             self.hints.finish(segment)
-        self.measure_unwritable()
-
-    def measure_unwritable(self) -> None:
-        """Note the real size of unwritable segments. Caller holds the flush lock. Raises StoreIOError.
-
-        A failed write may have left whole records after the known size. They were written again elsewhere, and the next opening
-        must not take them for new ones.
-        """
         while self.unwritable:
-            segment = self.unwritable[-1]
-            with self.errors(segment):
-                fd = self.files.open_read(segment.path)
-            self._measure(segment, fd)
+            with self.errors(self.unwritable[-1]):
+                fd = self.files.open_read(self.unwritable[-1].path)
+            self._measure(self.unwritable[-1], fd)
             self.unwritable.pop()
 
     def _measure(self, segment: Segment, fd: int) -> None:
@@ -238,18 +219,13 @@ class Segments:
 
     def sync_written(self) -> None:
         """With ``sync = "later"``: sync everything that was appended, names included. Caller holds the flush lock."""
-        if self._unsynced:
-            for number, segment in list(self._unsynced.items()):
+        if self.unsynced:
+            for number, segment in list(self.unsynced.items()):
                 if number in self.by_number:
                     with self.errors(segment), self.files.closing(self.files.open_read(segment.path)) as fd:
                         self.files.sync(fd)
             self.sync_directory()
-            self._unsynced.clear()
-
-    @property
-    def unsynced(self) -> bool:
-        """True if ``sync_written`` has something to do."""
-        return bool(self._unsynced)
+            self.unsynced.clear()
 
     def sync_directory(self) -> None:
         """Make new and deleted names durable."""
@@ -261,8 +237,6 @@ class Segments:
     def delete(self, segment: Segment, state_lock: AbstractContextManager[object]) -> None:
         """Unlink a segment without reading it. Caller holds the flush lock, not the state lock, and reports the deletion after
         the last one of several: an observer that wakes in between would take the interpreter lock for each."""
-        with state_lock, self.errors(segment):
-            self.read_files.close(segment.number)
         self.hints.drop(segment)
         with self.errors(segment):
             if self.erase:
@@ -273,7 +247,7 @@ class Segments:
             else:
                 self.files.unlink(segment.path)
         with state_lock, self.errors(segment):
-            self.read_files.close(segment.number)  # opened again by a reader in between
+            self.read_files.close(segment.number)
             self.by_number.pop(segment.number, None)
         if segment in self.unwritable:
             self.unwritable.remove(segment)

@@ -220,7 +220,7 @@ class BatchWriter:
         """Seal the current segment; there is none until the next ``roll``. Raises StoreIOError."""
         segment = self._segments.current
         if segment is None:
-            self._segments.measure_unwritable()
+            self._segments.seal_current()
             return
         self._segments.check_current()  # the last chance to notice that its file was replaced
         self._accounting.begin_change()

@@ -183,7 +183,9 @@ class Flusher:
         if self._buffer.pending or self._buffer.extra or self._segments.hints.unwritten:
             return True
         # A writer inserts its entry before its id is in the list of ids to confirm: a flush may have come in between.
-        return self._accounting.is_changed or self._segments.unsynced or any(client.unconfirmed for client in self.clients)
+        return (
+            self._accounting.is_changed or bool(self._segments.unsynced) or any(client.unconfirmed for client in self.clients)
+        )
 
 
 _IDLE_SECONDS = 1.0
