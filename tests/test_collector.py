@@ -131,7 +131,7 @@ def test_writers_do_not_wait_for_failed_or_stopped_collector(store, monkeypatch)
     total_bytes, failures, collector = store._accounting.total_bytes, [], store._collector
 
     def fail():
-        if len(failures) < 3 and threading.current_thread() is collector._thread:
+        if len(failures) < 3 and threading.current_thread() is collector.thread:
             failures.append(1)
             raise RuntimeError("dictionary changed size during iteration")
         return total_bytes()
@@ -140,7 +140,7 @@ def test_writers_do_not_wait_for_failed_or_stopped_collector(store, monkeypatch)
     client, ids = fill(store, 1000)
     client.remove(ids[1::2] + ids[2::4])
     until(lambda: len(failures) == 3 and store.stats().bytes_on_disk < 6 * LIMIT)
-    assert collector._thread.is_alive()
+    assert collector.thread.is_alive()
     collector.stop()
     collector.is_behind = True
     collector.wait_for_backlog()

@@ -89,8 +89,10 @@ class Store:
         self._writer.batches.on_roll = self._collector.check_backlog
         self._writer.wait_for_backlog = self._collector.wait_for_backlog
         if mode == "rw":
-            self._collector.start()
-            self._writer.background.start()
+            if config.gc_interval:
+                self._collector.thread.start()
+            if config.sync_interval or config.fsync_every:
+                self._writer.background.thread.start()
         forking.watch(self)
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:

@@ -60,7 +60,7 @@ ProgressCallback = Callable[[int, int], object]
 
 
 class GarbageCollector:
-    """One instance per open store. Thread-safe: takes the GC lock. Without ``start`` there is no thread, and nobody waits."""
+    """One instance per open store. Thread-safe: takes the GC lock. While the ``thread`` is not started, nobody waits."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class GarbageCollector:
         self._requests: SimpleQueue[None] = SimpleQueue()
         self._is_stopped = False
         name = f"msgstore-collector {accounting.segments.directory}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def stats(self) -> list[SegmentStats]:
         """Return statistics of all segments in number order. Caller holds the state lock."""
@@ -253,17 +253,12 @@ class GarbageCollector:
 
     # -- in the background ------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the thread, unless ``gc_interval`` is 0."""
-        if self._interval:
-            self._thread.start()
-
     def stop(self) -> None:
         """End the thread after its current action, and wait for it. Caller holds no lock."""
         self._is_stopped = self.is_stopping = True
         self._requests.put(None)
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+        if self.thread.is_alive() and threading.current_thread() is not self.thread:
+            self.thread.join()
 
     def request(self) -> None:
         """Start a collection soon."""
@@ -272,13 +267,13 @@ class GarbageCollector:
 
     def check_backlog(self) -> None:
         """Let writers wait if there is too much garbage. Called for each new segment."""
-        if self._thread.is_alive() and self._excess() is not None:
+        if self.thread.is_alive() and self._excess() is not None:
             self.is_behind = True
             self.request()
 
     def wait_for_backlog(self) -> None:
         """Block until garbage is below the limit or none can be collected. Caller does not hold the flush lock."""
-        while self.is_behind and self._thread.is_alive():
+        while self.is_behind and self.thread.is_alive():
             time.sleep(_POLL_SECONDS)
 
     def _run(self) -> None:

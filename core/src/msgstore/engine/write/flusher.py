@@ -194,8 +194,8 @@ yet is dropped, because it takes no lock."""
 
 
 class BackgroundFlusher:
-    """Runs from ``start`` to ``stop``. With ``sync_interval = 0`` each call flushes; then the thread only syncs, for
-    ``fsync_every``."""
+    """The store starts the ``thread``; ``stop`` ends it. With ``sync_interval = 0`` each call flushes; then the thread only
+    syncs, for ``fsync_every``, and without that it is not started."""
 
     def __init__(self, flusher: Flusher, accounting: LiveAccounting, config: StoreConfig) -> None:
         self._flusher = flusher
@@ -203,17 +203,12 @@ class BackgroundFlusher:
         self._fsync_every = config.fsync_every
         intervals = [seconds for seconds in (config.sync_interval, config.fsync_every) if seconds]
         self._interval = min([*intervals, threading.TIMEOUT_MAX])
-        self._is_needed = bool(intervals)
         self._last_sync = time.monotonic()
         self._signals: SimpleQueue[bool] = SimpleQueue()
         """True: flush now; False: flush after the interval. A queue in C: no exception from outside leaves it locked."""
         self._is_idle = False
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"msgstore-flusher {config.path}", daemon=True)
-
-    def start(self) -> None:
-        if self._is_needed:
-            self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=f"msgstore-flusher {config.path}", daemon=True)
 
     def wake(self) -> None:
         """Flush within the interval. Called when the buffer was empty, and by each slow write, so it must be fast."""
@@ -229,8 +224,8 @@ class BackgroundFlusher:
         """End the thread, and wait for it. Caller holds no lock."""
         self._is_stopping = True
         self._signals.put(True)
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+        if self.thread.is_alive() and threading.current_thread() is not self.thread:
+            self.thread.join()
 
     def _run(self) -> None:
         while not self._is_stopping:
