@@ -332,14 +332,16 @@ def test_job_without_format_reports_damage(path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["ls", "verify", "scan", "map"])
 def test_verb_without_format_names_the_file(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that reads segments only reports damage; one that opens the store says what to install."""
+    """One that reads segments only reports damage, one that opens the store fails; both say what to install."""
     installed()  # which is kept
     there = [item for item in find_entry_points() if item[0].distribution != "foreign-backends"]
     monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
     if verb in ("scan", "map"):
-        assert "unreadable: no installed format reads *.ledger" in command(verb, path, code=1).stdout
+        result = command(verb, path, code=1)
+        assert "unreadable: no installed format reads *.ledger" in result.stdout
     else:
-        assert "pip install foreign-backends" in command(verb, path, code=2).stderr
+        result = command(verb, path, code=2)
+    assert "pip install foreign-backends" in result.stderr
 
 
 def test_reader_beside_writer_logs_and_refuses_the_same(written: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -150,6 +150,8 @@ class _Search:
         self._damage: dict[Path, SpanReport] = {}
         """Real path, in which the last part may be a link, to its damage."""
         self._ignored: set[str] = set()
+        self._missing: set[str] = set()
+        """What is missing for segments that no installed format reads; each is said once."""
         self._beneath_stores: set[Path] = set()
         """Directories with segments below a directory with segments."""
         self._trees: list[Path] = []
@@ -220,6 +222,9 @@ class _Search:
         for name in sorted(sizes.keys() | refused.keys(), key=_age, reverse=True):
             path, error = directory / name, refused.get(name)
             if name in unread:
+                if str(unread[name]) not in self._missing:
+                    self._missing.add(str(unread[name]))
+                    log.warning("%s: %s", path, unread[name])
                 self._refuse(path, OSError(errno.ENOTSUP, f"no installed format reads *{path.suffix}"))
             elif self._is_segment(name):
                 if error is None:
@@ -245,15 +250,16 @@ class _Search:
     def _is_segment(self, name: str) -> bool:
         return Path(name).suffix in self._formats.extensions
 
-    def _unread(self, directory: Path, files: Iterable[str]) -> set[str]:
-        """Return the names of segments of formats that are not installed."""
+    def _unread(self, directory: Path, files: Iterable[str]) -> dict[str, PluginError]:
+        """Return the names of segments of formats that are not installed, with the errors that say what to install."""
         if not unread_segments(files, self._formats.extensions):
-            return set()
+            return {}
         try:
             settings = read_settings(self._files, directory)
         except (StoreError, OSError):
             settings = None
-        return set(self._formats.unread(files, settings))
+        distributions = settings.distributions if settings else {}
+        return FormatSet(attrs.evolve(self._catalogue, remembered=distributions)).unread(files, settings)
 
     def found(self) -> Found:
         left = [str(path) for path in sorted(self._beneath_stores) if path.resolve() not in self._stores]
