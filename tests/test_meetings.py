@@ -116,7 +116,7 @@ def test_flush_inside_removal_writes_the_removed(store, references, end):
         store.flush()
         assert told == [A] * references
         if references == 2:
-            assert on_disk(store) == {A: 1}
+            assert on_disk(store) == {A: 2}
         if end:
             yield end
 

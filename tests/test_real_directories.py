@@ -14,7 +14,7 @@ import msgstore
 from msgstore.files import Files
 from msgstore.scan import FormatSet, scan_file
 from msgstore.testing.faults import RecordingFiles
-from support import DATA, DIRECTORIES, RealDirectory, counts_file, filled, hashes, json_of, open_with, unchanged
+from support import DATA, DIRECTORIES, RealDirectory, catalogue, counts_file, filled, hashes, json_of, open_with, unchanged
 from support import counts as references_of
 
 BROKERS = {"clean.dot", "msg_store_index.ets", "file_summary.ets"}
@@ -241,6 +241,7 @@ def test_leftover_of_killed_combination_loses_nothing(step, index, tmp_path):
         assert hashes(store) == real.live
 
 
+@pytest.mark.skipif("ets" not in catalogue().names("index"), reason="pip install ./plugins/ets_index")
 def test_tools_read_leftover_as_segment(tmp_path):
     combining = Combining(tmp_path)
     combining.killed("when the left one is cut")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 from operator import add
 
 from msgstore.config import StoreConfig
 from msgstore.engine.backends import Backends
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.state.accounting import AppendedRun, LiveAccounting
-from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, WriteBuffer
+from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, WriteBuffer, count_references
 from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
 
 _STEP = 1 << OFFSET_SHIFT
@@ -86,15 +86,15 @@ class BatchWriter:
 
         If the index fails, what it did not get stays buffered. Caller holds the state lock.
         """
-        buffer = self._buffer
-        entries = list(map(buffer.pending.pop, ids, repeat(None)))
+        is_plain = known is None and not self._buffer.shared
+        entries = self._buffer.pop(ids)
         rewrite: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
-        if known is None and not buffer.extra and all(entries):
+        if is_plain and all(entries):
             try:
                 self._index.enter(ids, locations)
             except BaseException:
-                buffer.add_all(zip(ids, entries, strict=True))
+                self._buffer.reinsert(zip(ids, entries, strict=True))
                 raise
         else:
             rewrite, dead = self._enter_mixed(ids, known, locations, entries)
@@ -112,39 +112,32 @@ class BatchWriter:
         locations: Sequence[int],
         entries: Sequence[BufferedMessage | None],
     ) -> tuple[list[bytes], list[tuple[bytes, int]]]:
-        """Enter messages of which some are known, have several references, or were removed meanwhile.
-
-        Return (ids to write again, dead records).
-        """
-        buffer, extra = self._buffer, self._buffer.extra
+        """Enter messages of which some are known, shared, or were removed meanwhile. Return (rewrite ids, dead records)."""
         waiting = {msg_id: entry for msg_id, entry in zip(ids, entries, strict=True) if entry is not None}
         rewrite: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
         entered: list[tuple[bytes, int, int]] = []
         next_location = iter(locations)
         try:
-            for at, msg_id in enumerate(ids):
-                count = (msg_id in waiting) + buffer.count_extra(msg_id)
+            for at, (msg_id, entry) in enumerate(zip(ids, entries, strict=True)):
                 if known is None or not known[at]:
                     location = next(next_location)
-                    if count:
-                        entered.append((msg_id, location, count))
-                    else:
+                    if entry is None:
                         dead.append((msg_id, location))  # removed while it was being written
-                elif count and not self._add_references(msg_id, count):
+                    else:
+                        entered.append((msg_id, location, count_references(entry)))
+                elif entry is not None and not self._add_references(msg_id, count_references(entry)):
                     rewrite.append(msg_id)
                 else:
                     waiting.pop(msg_id, None)
-                    extra.pop(msg_id, None)
             if entered:
                 self._index.enter(*zip(*entered, strict=True))
             for msg_id, _, count in entered:
                 waiting.pop(msg_id, None)
-                extra.pop(msg_id, None)
                 if count > 1:
                     self._accounting.shared.ids.add(msg_id)
         finally:
-            buffer.add_all(waiting.items())
+            self._buffer.reinsert(waiting.items())
         return rewrite, dead
 
     def _add_references(self, msg_id: bytes, count: int) -> bool:

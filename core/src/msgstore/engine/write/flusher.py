@@ -180,7 +180,7 @@ class Flusher:
     @property
     def has_work(self) -> bool:
         """True if a flush would do something. A hint unless the caller holds the state lock."""
-        if self._buffer.pending or self._buffer.extra or self._segments.hints.unwritten:
+        if self._buffer.pending or self._buffer.shared or self._segments.hints.unwritten:
             return True
         # A writer inserts its entry before its id is in the list of ids to confirm: a flush may have come in between.
         return (

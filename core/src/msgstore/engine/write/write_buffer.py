@@ -1,18 +1,22 @@
 """Write buffer: messages that clients have written and that are not on disk yet. Reads look here first.
 
 ``write`` and ``remove`` of a buffered message take no lock, because a lock would cost half the time of a ``write`` and the
-``remove`` soon after it (see ``docs/adr/0011``). Each relies on one atomic operation on ``pending``, which maps an id to
-``(body, client number)``, one reference: a tuple of bytes and int, which the garbage collector does not track.
+``remove`` soon after it (see ``docs/adr/0011``). Each relies on one atomic dictionary operation:
 
-- ``pending.setdefault`` selects one of several concurrent writers of an id. The others take the slow path.
-- ``pending.pop`` gives an entry to one remover, or to the flush. A remover that has popped the reference of another client
-  takes the slow path: it removes a reference of its own client instead if there is one, and puts the entry back.
+- ``pending.setdefault`` selects one of several concurrent writers of an id. Its entry is ``(body, client number)``: a tuple of
+  bytes and int, which the garbage collector does not track.
+- ``pending.pop`` gives an entry to one remover, or to the flush.
 
-The slow path holds the state lock. It counts every further reference in ``extra``, independently of ``pending``. So under the
-state lock an id that is in neither of them, nor in the index, is absent.
+A call that loses such a race, or meets a message with several references, takes the slow path, which holds the state lock:
 
-The flush looks entries up, appends them, and pops them under the state lock when the index gets them. An id without references
-by then was removed: its new record is dead. Whether the index has an id already is checked by the flush, for a whole batch.
+- A second reference turns the entry into ``(body, {client number: references})``, which is also in ``shared``. Only the holder
+  of the state lock changes ``shared``. A remover that has popped such an entry from ``pending`` waits for the lock. The entry
+  stays in ``shared`` until the remover puts it back with one reference less.
+- So under the state lock an id that is in neither of them, nor in the index, is absent.
+- The flush copies entries, appends them, and pops them under the state lock when the index gets them. An entry that was popped
+  by then was removed: its new record is dead.
+
+Whether the index has an id already is checked by the flush, for a whole batch.
 """
 
 from __future__ import annotations
@@ -20,17 +24,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, repeat
 
 from msgstore.contract import MsgStoreError
 from msgstore.engine.client import FastPath
 
-BufferedMessage = tuple[bytes, int]
-"""(stored body, number of the client that wrote it)."""
+BufferedMessage = tuple[bytes, int | dict[int, int]]
+"""(stored body, number of the client that wrote it, or references by client number)."""
 OVERHEAD = 1024
 """Bytes that a message is charged in addition to its body, so that many small messages do not fill the memory."""
 Popped = tuple[bytes, BufferedMessage | None]
-"""(id, entry that the caller has popped from ``pending``, or None)."""
+"""(id, entry that the caller has popped from the buffer, or None)."""
 
 
 class WriteBuffer:
@@ -39,9 +43,8 @@ class WriteBuffer:
     def __init__(self, is_indexed: Callable[[bytes], bool]) -> None:
         self.pending: dict[bytes, BufferedMessage] = {}
         """Entries in write order. Never replaced: fast paths are bound to it."""
-        self.extra: dict[bytes, tuple[bytes, tuple[dict[int, int], dict[int, int]]]] = {}
-        """Further references: stored body, number of references by client number, and new owners. A client whose entry another
-        remover has in hand takes a reference of another client, to whom that entry belongs from then on."""
+        self.shared: dict[bytes, tuple[bytes, dict[int, int]]] = {}
+        """Entries with several references, also while they are not in ``pending`` for an instant."""
         self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
         """Empty, or one function to call before a removal pops anything: it flushes, and raises if that fails."""
         self.estimated_bytes = 0
@@ -93,7 +96,7 @@ class WriteBuffer:
         return FastPath(write, set_size_limit)
 
     def make_remover(self, client: int, slow_path: Callable[[list[Popped]], object]) -> Callable[[Iterable[bytes]], None]:
-        """Return the ``remove`` of a client, which takes no lock for messages whose entry is of this client."""
+        """Return the ``remove`` of a client, which takes no lock for messages with one reference, of this client."""
         pop, before = self.pending.pop, self.before_removals
 
         def remove(ids: Iterable[bytes]) -> None:
@@ -123,85 +126,76 @@ class WriteBuffer:
 
         return remove
 
-    def get(self, msg_id: bytes) -> tuple[bytes, object] | None:
-        """Return the stored body of an id, as the first of two values."""
-        return self.pending.get(msg_id) or self.extra.get(msg_id)
+    def add(self, msg_id: bytes, body: bytes, client: int) -> None:
+        """Add one reference of a client, with the message if it is not here."""
+        shared = self.shared.get(msg_id)
+        if shared is not None:
+            shared[1][client] = shared[1].get(client, 0) + 1
+            return
+        first = self.pending.pop(msg_id, None)
+        if first is None:
+            mine = (body, client)
+            if self.pending.setdefault(msg_id, mine) is not mine:
+                self.add(msg_id, body, client)
+            return
+        owners = _owners(first)
+        owners[client] = owners.get(client, 0) + 1
+        shared = self.shared[msg_id] = first[0], owners
+        self._insert_shared(msg_id, shared)
+
+    def get(self, msg_id: bytes) -> BufferedMessage | None:
+        """Return the entry of an id, also while a remover has popped it."""
+        return self.pending.get(msg_id) or self.shared.get(msg_id)
 
     def references(self, msg_id: bytes) -> int:
         """Return the number of references of a buffered message; 0 if it is not here."""
-        return (msg_id in self.pending) + self.count_extra(msg_id)
-
-    def count_extra(self, msg_id: bytes) -> int:
-        """Return the number of references in ``extra``."""
-        more = self.extra.get(msg_id)
-        return 0 if more is None else sum(more[1][0].values())
-
-    def add(self, msg_id: bytes, entry: BufferedMessage) -> None:
-        """Add one reference of a client, with the message if it is not here. Also puts back an entry that was popped."""
-        first = self.pending.setdefault(msg_id, entry)
-        if first is not entry:
-            client = entry[1]
-            owners = self.extra.setdefault(msg_id, (first[0], ({}, {})))[1][0]
-            owners[client] = owners.get(client, 0) + 1
-
-    def add_all(self, popped: Iterable[Popped]) -> None:
-        """Put back entries that were popped and have to be written again."""
-        for msg_id, entry in popped:
-            if entry is not None:
-                self.add(msg_id, entry)
-
-    def restore(self, msg_id: bytes, entry: BufferedMessage) -> None:
-        """Put back an entry that a remover has popped, unless its client was dropped meanwhile."""
-        owner = self._owner(msg_id, entry)
-        if owner not in self._dropped or self._is_indexed(msg_id):
-            self.add(msg_id, (entry[0], owner))
+        entry = self.get(msg_id)
+        return 0 if entry is None else count_references(entry)
 
     def release_reference(self, msg_id: bytes, client: int, popped: BufferedMessage | None) -> bool:
         """Remove one reference, preferably of this client. Return False if there is none. ``popped``: entry that was popped."""
-        entry = popped or self.pending.pop(msg_id, None)
-        if msg_id not in self.extra:
-            return entry is not None
-        owners, new_owners = self.extra[msg_id][1]
-        if entry is not None:
-            entry = entry[0], self._owner(msg_id, entry)
-            if entry[1] == client or client not in owners:
-                return True
-            self.restore(msg_id, entry)
-        elif client not in owners:
-            new_owners[client] = next(iter(owners))
-            client = new_owners[client]
-        owners[client] -= 1
-        if not owners[client]:
-            self._forget_owner(msg_id, client)
+        shared = self.shared.get(msg_id)
+        if popped is not None and not isinstance(popped[1], dict):
+            # 1. A remover had popped the shared entry. 2. Another client wrote the id: a new entry. 3. This remover popped it.
+            # So the new entry's reference is the one to remove; instead one of ``client`` goes, and the other client keeps its.
+            if shared is not None and client in shared[1]:
+                _transfer(shared[1], client, None if popped[1] in self._dropped else popped[1])
+                self._update_shared(msg_id, shared)
+            return True
+        if shared is None:
+            return self.pending.pop(msg_id, None) is not None
+        _transfer(shared[1], client if client in shared[1] else next(iter(shared[1])), None)
+        self._update_shared(msg_id, shared)
         return True
 
-    def _owner(self, msg_id: bytes, entry: BufferedMessage) -> int:
-        """Return the client to whom a popped entry belongs now."""
-        more = self.extra.get(msg_id)
-        return entry[1] if more is None else more[1][1].pop(entry[1], entry[1])
+    def restore_popped(self, popped: Iterable[Popped]) -> None:
+        """Put back entries whose removal was refused, unless their client was dropped meanwhile."""
+        for msg_id, entry in popped:
+            if entry is None:
+                continue
+            if not isinstance(entry[1], dict):
+                if entry[1] not in self._dropped or self._is_indexed(msg_id):
+                    self._insert(msg_id, entry)
+            elif msg_id in self.shared:
+                self._insert_shared(msg_id, self.shared[msg_id])
 
     def drop_client(self, client: int) -> None:
         """Drop the messages that only this client has written, unless the index has the id."""
         self._dropped.append(client)
-        for msg_id, (_, (owners, _)) in list(self.extra.items()):
-            if client in owners and not self._is_indexed(msg_id):
-                self._forget_owner(msg_id, client)
+        for msg_id, shared in list(self.shared.items()):
+            if client in shared[1] and not self._is_indexed(msg_id):
+                del shared[1][client]
+                self._update_shared(msg_id, shared)
         for msg_id, entry in list(self.pending.items()):
             if entry[1] == client and not self._is_indexed(msg_id):
                 popped = self.pending.pop(msg_id, None)
                 if popped is not None and popped is not entry:  # removed and written again meanwhile
-                    self.add(msg_id, popped)
-
-    def _forget_owner(self, msg_id: bytes, client: int) -> None:
-        owners, _ = self.extra[msg_id][1]
-        del owners[client]
-        if not owners:
-            del self.extra[msg_id]
+                    self._insert(msg_id, popped)
 
     def ids(self) -> list[bytes]:
         """Return the ids of all messages in write order."""
         ids = list(self.pending)
-        return ids + [msg_id for msg_id in self.extra if msg_id not in self.pending] if self.extra else ids
+        return ids + [msg_id for msg_id in self.shared if msg_id not in self.pending] if self.shared else ids
 
     def oldest(self, count: int) -> list[bytes]:
         """Return up to ``count`` ids in write order. Needs no lock."""
@@ -211,10 +205,28 @@ class WriteBuffer:
             except RuntimeError:  # a writer has changed the dictionary, which happens without the interpreter lock
                 continue
 
-    def peek(self, ids: Sequence[bytes]) -> list[tuple[bytes, object] | None]:
-        """Return the stored body of each id, as the first of two values, or None if it was removed."""
-        found: list[tuple[bytes, object] | None] = list(map(self.pending.get, ids))
-        return list(map(self.get, ids)) if self.extra and not all(found) else found
+    def peek(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
+        """Return the entry of each id, or None if it was removed."""
+        found = list(map(self.pending.get, ids))
+        if self.shared and not all(found):
+            return [entry or self.shared.get(msg_id) for msg_id, entry in zip(ids, found, strict=True)]
+        return found
+
+    def pop(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
+        """Take the entries out, for the index; None for each id that was removed."""
+        found = list(map(self.pending.pop, ids, repeat(None)))
+        return list(map(self._pop_shared, ids, found)) if self.shared else found
+
+    def reinsert(self, popped: Iterable[Popped]) -> None:
+        """Put back entries that were popped and have to be written again."""
+        for msg_id, entry in popped:
+            if entry is None:
+                continue
+            if entry[1].__class__ is dict:
+                shared = self.shared[msg_id] = entry[0], _owners(entry)
+                self._insert_shared(msg_id, shared)
+            else:
+                self._insert(msg_id, entry)
 
     def count(self) -> None:
         """Count the bytes of all messages, OVERHEAD included. Takes time linear in the number of messages."""
@@ -225,4 +237,61 @@ class WriteBuffer:
     def clear(self) -> None:
         """Drop everything."""
         self.pending.clear()
-        self.extra.clear()
+        self.shared.clear()
+
+    # -- entries that change hands ----------------------------------------------------------------------------------------
+
+    def _insert(self, msg_id: bytes, entry: BufferedMessage) -> None:
+        """Insert an entry with one reference; add to the one that a writer has inserted meanwhile."""
+        if self.pending.setdefault(msg_id, entry) is not entry:
+            for client, count in _owners(entry).items():
+                for _ in range(count):
+                    self.add(msg_id, entry[0], client)
+
+    def _insert_shared(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
+        """Insert a shared entry into ``pending``; take over what a writer has inserted meanwhile."""
+        while self.pending.setdefault(msg_id, entry) is not entry:
+            other = self.pending.pop(msg_id, None)
+            if other is not None:
+                _merge(entry[1], other)
+
+    def _update_shared(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
+        """After a change of its owners: have a shared entry in ``pending``, or drop it if nobody owns it."""
+        if entry[1]:
+            self._insert_shared(msg_id, entry)
+        else:
+            del self.shared[msg_id]
+            last = self.pending.pop(msg_id, None)
+            if last is not None and last is not entry:  # written again while the shared entry was popped
+                self._insert(msg_id, last)
+
+    def _pop_shared(self, msg_id: bytes, entry: BufferedMessage | None) -> BufferedMessage | None:
+        shared = self.shared.pop(msg_id, None)
+        if shared is not None and entry is not None and entry is not shared:  # written again while a remover held it
+            _merge(shared[1], entry)
+        return shared or entry
+
+
+def count_references(entry: BufferedMessage) -> int:
+    owners = entry[1]
+    return sum(owners.values()) if isinstance(owners, dict) else 1
+
+
+def _owners(entry: BufferedMessage) -> dict[int, int]:
+    """Return references by client; of a shared entry its own dictionary."""
+    owners = entry[1]
+    return owners if isinstance(owners, dict) else {owners: 1}
+
+
+def _merge(owners: dict[int, int], entry: BufferedMessage) -> None:
+    for client, count in _owners(entry).items():
+        owners[client] = owners.get(client, 0) + count
+
+
+def _transfer(owners: dict[int, int], client: int, to: int | None) -> None:
+    """Turn one reference of a client into one of another client, or drop it."""
+    owners[client] -= 1
+    if not owners[client]:
+        del owners[client]
+    if to is not None:
+        owners[to] = owners.get(to, 0) + 1

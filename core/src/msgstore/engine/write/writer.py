@@ -142,7 +142,7 @@ class Writer:
         self.background.wake()
         with self._lifecycle.guard():
             with self._accounting.state_lock:
-                self.buffer.add(msg_id, (body, client.number))
+                self.buffer.add(msg_id, body, client.number)
             if client.unconfirmed is not None:
                 client.unconfirmed.append(msg_id)
         self.charge(len(body) + OVERHEAD)
@@ -228,11 +228,11 @@ class Writer:
 
         Caller holds the state lock.
         """
-        pending, extra, release = self.buffer.pending, self.buffer.extra, self.buffer.release_reference
+        pending, shared, release = self.buffer.pending, self.buffer.shared, self.buffer.release_reference
         ids = [
             msg_id
             for msg_id, entry in popped
-            if (entry is None and msg_id not in pending and msg_id not in extra) or not release(msg_id, client, entry)
+            if (entry is None and msg_id not in pending and msg_id not in shared) or not release(msg_id, client, entry)
         ]
         if not ids:
             return 0, ids
@@ -249,9 +249,7 @@ class Writer:
     def _restore(self, popped: Sequence[Popped]) -> None:
         """Put back what a refused removal has popped, and flush: an earlier flush may have confirmed these ids without them."""
         with self._accounting.state_lock:
-            for msg_id, entry in popped:
-                if entry is not None:
-                    self.buffer.restore(msg_id, entry)
+            self.buffer.restore_popped(popped)
         if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:
             try:
                 self.flusher.flush_or_defer()
