@@ -307,6 +307,18 @@ def test_lost_segment_is_reported_other_counts_stay(cell, tmp_path, caplog, how,
         assert counts(store) == left | {LAST: 1}
 
 
+def test_lost_segment_of_a_copied_directory_revives_nothing(cell, tmp_path):
+    """Every other segment has another time, and is compared with the index once."""
+    expected = three_segments(tmp_path, cell.keys)
+    _, lost = lose(tmp_path, 1)
+    for file in segment_files(tmp_path):
+        os.utime(file)
+    with open_with(tmp_path, **cell.keys) as store:
+        recovery = store.stats().recovery
+        assert counts(store) == {msg_id: count for msg_id, count in expected.items() if msg_id not in lost}
+        assert (recovery.how, recovery.revived, len(recovery.scanned)) == ("reconciled", 0, 2)
+
+
 def test_recovery_after_lost_segment_uses_dead_copy(cell, tmp_path):
     """In a segment that the index knows, where it was dead."""
     keys = cell.keys | KEYS

@@ -65,10 +65,11 @@ def reconcile(run: RecoveryRun, plan: RecoveryPlan, refusal: str | None) -> None
     """Adapt the index to the segments. Without ``refusal`` it fits all segments but those that are lost."""
     index, recovery = run.index, run.recovery
     recovery.how, recovery.distrust = "reconciled", refusal or "segments are missing or shortened"
-    recovery.scanned.clear()
-    recovery.damaged.clear()
     before = len(index)
-    read = _read_changed(run, plan)
+    if refusal is not None:
+        recovery.scanned.clear()
+        recovery.damaged.clear()
+    read = _read_changed(run, plan, is_fitting=refusal is None)
     gone = _find_gone(run, read)
     entered, recovery.revived = _find_new(index, read, gone, is_fitting=refusal is None)
     if run.keeps_copy and (gone or entered):
@@ -85,11 +86,13 @@ def reconcile(run: RecoveryRun, plan: RecoveryPlan, refusal: str | None) -> None
     report_distrust(run)
 
 
-def _read_changed(run: RecoveryRun, plan: RecoveryPlan) -> dict[int, _Changed]:
+def _read_changed(run: RecoveryRun, plan: RecoveryPlan, *, is_fitting: bool) -> dict[int, _Changed]:
     """Read the segments that are not as they were saved, and return them by number; the others get what their rows say of them.
-    All are read if the index is damaged."""
+    All are read if the index is damaged. If it fits all others, those that were compared with it are not read again."""
     todo = []
     for segment in run.segments:
+        if is_fitting and segment in plan.verify:
+            continue
         row = plan.rows.get(segment.path.name)
         segment.quarantined = row is not None and row.quarantined
         is_as_saved = (
