@@ -90,8 +90,11 @@ class Model:
 
     @property
     def highest(self) -> list[tuple[bytes, int]]:
-        """What the caller passes who knows the counts: of each message that may have been flushed."""
-        known = self.flushed.keys() | self.required
+        """What the owner of the counts knows: those of messages that were there after the last flush, or are confirmed since.
+
+        A message that was removed and is being written anew may have no record yet, and a counted id without one is damage.
+        """
+        known = {msg_id for msg_id, counts in self.flushed.items() if max(counts)} | self.required
         return [(msg_id, max(counts)) for msg_id, counts in self.kept.items() if msg_id in known and max(counts)]
 
     def change(self, ids: Iterable[bytes], by: int, *, applied: bool | None = True) -> None:
