@@ -328,7 +328,7 @@ def test_tasks_are_contiguous_and_split_no_segment():
     ],
 )  # fmt: skip
 def test_auto_runner_has_largest_minimum(minimums, size, chosen):
-    """Of those that ``size`` reaches. If it reaches none, the smallest."""
+    """Among the runners whose smallest input ``size`` reaches; if there is none, the one with the smallest."""
     catalogue = msgstore.load_catalogue()
     local: Any
     (local,) = (found for found in catalogue.registrations if found.descriptor.name == "local")

@@ -203,7 +203,7 @@ def test_verify_of_missing_entry_names_counts(ten):
 
 @pytest.mark.parametrize(("size", "message"), [(None, "is missing"), (300, "has 300 of 314 bytes")])
 def test_verify_of_lost_segment_fails(ten, size, message):
-    """What is there agrees. What the index knows of the rest is reported, and nothing is written."""
+    """The other segments agree with the index. The messages of the lost one are reported, and nothing is written."""
     ten.roll()
     with ten.client() as client:
         client.write(b"other" + bytes(11), b"body")

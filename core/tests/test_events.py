@@ -270,6 +270,22 @@ def test_observer_thread_ends_with_the_store(tmp_path, recorder):
     assert recorder.kinds[-1] is events.RecoveryFinishedEvent
 
 
+def test_store_opens_without_thread_for_observers(tmp_path, recorder, monkeypatch, caplog):
+    start = threading.Thread.start
+
+    def full(thread):
+        if thread.name.startswith("msgstore-observers"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with open_observed(tmp_path, recorder) as store:
+        store.client().write(IDS[0], b"body")
+        assert store.stats().counters.observer_failures == 1
+    assert recorder.events == []
+    assert "no observer is called: can't start new thread" in caplog.text
+
+
 def test_store_not_saved_fires_closed_once(tmp_path, recorder):
     class NoRename(Files):
         def replace(self, source, target):

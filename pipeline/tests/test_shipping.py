@@ -118,7 +118,7 @@ def test_job_of_spark_submit_uses_wheels(bare_python, wheels, tmp_path):
 
 
 def test_unusable_python_is_named():
-    """Of another version: PySpark refuses it first. Here the driver pretends to have another one."""
+    """PySpark itself refuses another version of Python, so the driver pretends to have another one."""
     program = """
         from msgstore_spark import ExecutorMismatch, check_executors, session
         with session("local[2]") as spark:

@@ -32,7 +32,7 @@ INDEXES: dict[str, Any] = {"ets": "ets", "lmdb": {"use": "lmdb", "map_size": "1M
 
 @attrs.frozen
 class CrashCell:
-    """An index, and what is in the segments: ``v1-mixed``, ``v2``, ``v2-checksum`` or ``ledger``."""
+    """Name of an index, and the content of the segments: ``v1-mixed``, ``v2``, ``v2-checksum`` or ``ledger``."""
 
     index: str
     content: str

@@ -40,8 +40,8 @@ MAX_SHOWN_PATHS = 3
 
 log = logging.getLogger("msgstore.spark")
 Answer = dict[str, Any]
-"""Of one executor: ``host``; ``process``, from which its workers are forked; ``fingerprint``; ``unreadable``, the reason for
-each path that does not exist or cannot be accessed. If msgstore-spark cannot be imported there, ``problem`` has the reason."""
+"""Fields of one executor: ``host``; ``process``, from which its workers are forked; ``fingerprint``; ``unreadable``, the reason
+for each path that does not exist or cannot be accessed; ``problem``, the reason why msgstore-spark cannot be imported there."""
 
 
 def fingerprint() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the tests of the index ``lmdb`` share: indexes in a directory, ids, and what is on disk."""
+"""Helpers of the tests of the index ``lmdb``: indexes in a directory, ids, and entries on disk."""
 
 from __future__ import annotations
 

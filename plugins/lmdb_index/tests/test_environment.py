@@ -1,4 +1,4 @@
-"""What happens around LMDB: damage, maps that grow while others read, an index that another process writes."""
+"""LMDB environments: damage, maps that grow while others read, an index that another process writes."""
 
 from __future__ import annotations
 

@@ -49,7 +49,11 @@ class EventDispatcher:
         self._is_finished = not observers
         self._thread = threading.Thread(target=self._run, name=f"msgstore-observers {store}", daemon=True)
         if observers:
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no thread is available: the store opens all the same
+                self.failures, self._is_finished = 1, True
+                _observers_log.warning("%s: no observer is called: %s", store, error)
 
     def publish(self, event: Event) -> None:
         """Queue an event for its observers."""

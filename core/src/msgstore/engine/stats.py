@@ -35,7 +35,7 @@ class StoreStats:
     recovery: Recovery
     """Result of the recovery at opening."""
     counters: Counters
-    """What the store has done since it was opened."""
+    """Numbers of events since the store was opened."""
 
     @property
     def observer_failures(self) -> int:

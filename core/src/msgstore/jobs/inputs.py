@@ -151,7 +151,7 @@ class _Search:
         """Real path, in which the last part may be a link, to its damage."""
         self._ignored: set[str] = set()
         self._missing: set[str] = set()
-        """What is missing for segments that no installed format reads; each is said once."""
+        """Errors about formats that are not installed. Each is logged once."""
         self._beneath_stores: set[Path] = set()
         """Directories with segments below a directory with segments."""
         self._trees: list[Path] = []

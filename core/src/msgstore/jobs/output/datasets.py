@@ -36,7 +36,10 @@ class Written:
 
 
 def folder(columns: Sequence[tuple[str, object]]) -> str:
-    """Return the folder of the rows with these values, such as ``store=data%2Forders/format=v2``. None and "" differ."""
+    """Return the folder of the rows with these values, such as ``store=data%2Forders/format=v2``.
+
+    None and "" have the same folder, as in Hive.
+    """
     return "/".join(f"{name}={quote('' if value is None else str(value), safe=' ') or _NONE}" for name, value in columns)
 
 

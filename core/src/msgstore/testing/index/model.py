@@ -70,7 +70,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         (self.place.directory / "0.rdq").write_bytes(b"a segment")
         self.durable = [NOTHING]
         self.found: list[Saved] = []
-        """What a crash would have left at each failure."""
+        """Copies of the directory, one for each failed operation, as a crash there would leave it."""
         self.open()
 
     def open(self) -> None:
