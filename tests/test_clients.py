@@ -14,7 +14,7 @@ import pytest
 import msgstore
 from msgstore.contract import StoreClosed
 from msgstore.engine.write import flusher
-from msgstore.testing.concurrency import eager_switching
+from msgstore.testing.probes import eager_switching
 from support import A, B, C, D, HookedFiles, counts, failing, in_threads, play, until
 
 KEYS = {"sync_interval": "1h"}

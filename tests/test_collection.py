@@ -16,8 +16,8 @@ import pytest
 import msgstore
 from msgstore.contract import Combine, Compact, Drop
 from msgstore.files import Files
-from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import Crash
+from msgstore.testing.probes import eager_switching
 from support import collect, contents, counts, failing, flip, id_of, open_with
 
 LIMIT = 20_000

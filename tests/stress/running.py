@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 
 import msgstore
-from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import UnsyncedFiles
+from msgstore.testing.probes import eager_switching
 from stress.worker import LARGE_MESSAGE, Board, Findings, Task, Worker, body_of, open_descriptors
 from support import command, in_threads, open_with
 
