@@ -13,8 +13,7 @@ from msgstore.contract import Capability, StoreError
 from msgstore.directory import write_settings
 from msgstore.engine.open.recovery import sum_counts
 from msgstore.engine.opening import open_configured
-from msgstore.engine.segment.hint_file import InvalidHint, renamed
-from msgstore.engine.segment.hints import hint_name
+from msgstore.engine.segment.hints import InvalidHint, hint_name, rename_hint
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.output.parts import Part, Target, backends_of, read_references
@@ -111,7 +110,7 @@ class Staging(StagingDirectory):
             self._files.replace(directory / name, store / new)
             if hint_name(name) in there:  # without it, the opening would read the whole segment
                 try:
-                    chunks = list(renamed(self._files.read_file(directory / hint_name(name)), name, new))
+                    chunks = list(rename_hint(self._files.read_file(directory / hint_name(name)), name, new))
                     self._files.write_file(store / hint_name(new), chunks, sync=False)
                 except (InvalidHint, OSError) as error:
                     log.warning("%s: its hint is not used, the segment is read instead: %s", directory / name, error)
