@@ -320,18 +320,6 @@ def test_segment_not_begun_is_known_to_index(opened, store, files, cell):
 # -- interrupts -----------------------------------------------------------------------------------------------------------
 
 
-def test_interrupt_after_append_closes_the_store(opened, store, client, files):
-    """tests/test_interrupts.py has more of them."""
-    play(store, "+A f +BC")
-    files.after("pwrite", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        store.flush()
-    for call in (store.flush, lambda: client.remove([C]), lambda: client.read(A), store.close):
-        with pytest.raises(msgstore.StoreClosed, match="KeyboardInterrupt came in the middle of a change"):
-            call()
-    assert on_disk(opened()).items() >= {A: 1}.items()
-
-
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync"])
 def test_interrupt_beginning_a_segment_leaves_no_message(opened, files, operation):
     store = opened(files, durability="fsync")
