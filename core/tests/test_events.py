@@ -20,7 +20,7 @@ from core_support import BROKER, copy_of, flip, raising
 from msgstore import hookimpl
 from msgstore.contract import BrokenPlugin, PluginError, StoreIOError, events
 from msgstore.engine import events as announcing
-from msgstore.engine.events import EventDispatcher, Telemetry
+from msgstore.engine.events import Telemetry
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider, find_entry_points, load
@@ -153,10 +153,10 @@ def test_migration_fires_collection_finished(tmp_path, recorder):
 
 def test_dropped_messages_fire_event(tmp_path, recorder):
     telemetry = Telemetry(tmp_path, [Observer(hook, recorder, ACME) for hook in EVENT_HOOKS])
-    telemetry.dropped("7.sqs", 3, 300, "older than 1d")
-    telemetry.closed("closed")
-    telemetry.dispatcher.wait()
     dropped = {"file": "7.sqs", "messages": 3, "bytes": 300, "reason": "older than 1d"}
+    telemetry.note(events.MessagesDroppedEvent, **dropped)
+    telemetry.note(events.StoreClosedEvent, how="closed")
+    telemetry.stop()
     assert recorder.events[0] == events.MessagesDroppedEvent(store=tmp_path, **dropped)
     assert telemetry.counters.dropped_messages == 3
 
@@ -171,7 +171,7 @@ def test_observer_raising_is_logged_and_counted(tmp_path, caplog, error):
         store.roll()
         client.remove([IDS[0]])
         store.flush()
-    assert store._segments.telemetry.dispatcher.failures == 4
+    assert store._segments.telemetry.counters.observer_failures == 4
     records = [record for record in caplog.records if record.name == "msgstore.observers"]
     assert len(records) == 4
     assert "msgstore_store_opened of acme-watch 1.0 (entry point 'watch = acme_watch') failed" in records[0].getMessage()
@@ -213,15 +213,12 @@ def test_observer_hanging_is_not_waited_for(tmp_path, monkeypatch, caplog):
         hanging.set()
         go_on.wait()
 
-    dispatcher = EventDispatcher(tmp_path, [Observer("msgstore_segment_deleted", observe, ACME)])
-    event = events.SegmentDeletedEvent(store=tmp_path, file="0.sqs", size=1)
-    dispatcher.publish(event)
-    assert hanging.wait(10)
-    for _ in range(5):
-        dispatcher.publish(event)
-    assert dispatcher.failures == 2
-    dispatcher.finish()
-    dispatcher.wait()
+    telemetry = Telemetry(tmp_path, [Observer("msgstore_segment_deleted", observe, ACME)])
+    for number in range(6):
+        telemetry.note(events.SegmentDeletedEvent, file=f"{number}.sqs", size=1)
+        assert hanging.wait(10)
+    assert telemetry.counters.observer_failures == 2
+    telemetry.stop()
     assert "has not returned within 0.05 s" in caplog.text
     go_on.set()
 

@@ -12,6 +12,7 @@ import attrs
 
 from msgstore.config import Backend, Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError, StoreLocked
+from msgstore.contract.events import StoreOpenedEvent
 from msgstore.directory import known_settings
 from msgstore.engine.backends import can_be_read_live
 from msgstore.engine.events import statistics_of
@@ -78,7 +79,8 @@ def open_configured(
     except StoreLocked as error:
         raise (_with_a_hint(error, catalogue) if mode == "r" and live != "never" else error) from error.__cause__
     store = Store(opened, mode)
-    opened.accounting.segments.telemetry.opened(
+    opened.accounting.segments.telemetry.note(
+        StoreOpenedEvent,
         mode=mode,
         index=config.index.name,
         format=config.format.name,

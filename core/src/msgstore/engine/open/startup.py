@@ -12,6 +12,7 @@ import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreMismatch
+from msgstore.contract.events import RecoveryFinishedEvent
 from msgstore.directory import (
     Settings,
     are_saved,
@@ -74,7 +75,7 @@ def open_directory(
         if not read_only:  # a mistake that can be refused without the lock changes nothing
             _look(config, catalogue, files, read_only=False)
         telemetry = Telemetry(directory, catalogue.observers)
-        undo.callback(telemetry.failed_to_open)  # last, when nothing is held any more
+        undo.callback(telemetry.stop)  # last, when nothing is held any more
         lock, lock_text = None, None
         if read_only:
             if not directory.is_dir():
@@ -99,7 +100,9 @@ def open_directory(
         last_index = config.index.name if remembered is None else remembered.index
         run = RecoveryRun(segments, index, shutdown_files, counts, progress, keeps_copy=not read_only)
         recovery = recover_index(run, config, catalogue, state, last_index)
-        telemetry.recovered(attrs.asdict(recovery), time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        if recovery.how != "new" and (recovery.how != "trust" or recovery.scanned):
+            telemetry.note(RecoveryFinishedEvent, recovery=attrs.asdict(recovery), seconds=seconds)
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
         if lock is not None:
