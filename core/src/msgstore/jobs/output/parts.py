@@ -26,7 +26,7 @@ from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
-from msgstore.scan.bindings import OWN_RECORD
+from msgstore.scan.formats import OWN_RECORD
 
 BATCH = 2**20
 """Bytes that are encoded and written at once. Less than a message that gets a segment of its own."""
