@@ -29,18 +29,14 @@ index-is-committed-ahead-of-syncs: With fsync_every a power loss leaves index en
   - self._segments.sync_written()
   + pass
 flush-joins-one-under-way: A flush returns when one that began before the last writes has ended: they are not confirmed.
-  Flusher.flush_or_defer  tests/test_clients.py::test_each_write_is_confirmed_once_in_order
-  - begin = next(self._tickets)
-  -                 self.flush_locked()
-  + self.flush_locked()
-  +                 begin = next(self._tickets)
+  GroupCommit.run  tests/test_clients.py::test_each_write_is_confirmed_once_in_order
+  - self._close(mine)
+  -                         work()
+  + work()
 flush-hides-another-threads-failure: A flush that waited for one that failed returns as if everything were confirmed.
-  Flusher.flush_or_defer  tests/test_clients.py::test_waiting_flushes_are_served_by_one_run
-  - begin = next(self._tickets)
-  -                 self.flush_locked()
-  -                 self._served = begin
-  + self._served = next(self._tickets)
-  +                 self.flush_locked()
+  GroupCommit.run  tests/test_clients.py::test_waiting_flushes_are_served_by_one_run
+  - if run.is_successful:
+  + if run:
 confirms-come-twice: The last message of each flush is confirmed once more by the next one.
   Flusher.deliver_confirms  tests/test_store.py::test_confirms_come_once_per_flush_in_order
   - del client.unconfirmed[: len(ids)]
