@@ -17,6 +17,7 @@ import attrs
 
 from msgstore.config import Backend, Config, StoreConfig, read_config, store_config
 from msgstore.contract import ConfigError, MsgStoreError, SegmentStats, StoreError, StoreLocked, StoreMismatch
+from msgstore.contract.events import StoreOpenedEvent
 from msgstore.directory import known_settings, segment_number
 from msgstore.engine.backends import can_be_read_live, of_index, resolve
 from msgstore.engine.events import statistics_of
@@ -141,7 +142,8 @@ def open_configured(
         message = f"{error} A store with {listed} can be read while another process writes it."
         raise StoreLocked(message, error.pid) from error.__cause__
     store = Store(opened, mode)
-    opened.accounting.segments.telemetry.opened(
+    opened.accounting.segments.telemetry.note(
+        StoreOpenedEvent,
         mode=mode,
         index=config.index.name,
         format=config.format.name,

@@ -11,6 +11,7 @@ import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreMismatch
+from msgstore.contract.events import RecoveryFinishedEvent
 from msgstore.directory import Settings, are_saved, check_writable, find_segments, known_settings, write_settings
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events import Telemetry
@@ -66,7 +67,7 @@ def open_directory(
         if not read_only:  # a mistake that can be refused without the lock changes nothing
             _look(config, catalogue, files, read_only=False)
         telemetry = Telemetry(directory, catalogue.observers)
-        undo.callback(telemetry.failed_to_open)  # last, when nothing is held any more
+        undo.callback(telemetry.stop)  # last, when nothing is held any more
         lock, lock_text = None, None
         if read_only:
             if not directory.is_dir():
@@ -90,7 +91,9 @@ def open_directory(
         begin = time.perf_counter()
         run = RecoveryRun(segments, index, shutdown_files, counts, progress, keeps_copy=not read_only)
         recovery = recover_index(run, config, catalogue, state, remembered.index if remembered else config.index.name)
-        telemetry.recovered(attrs.asdict(recovery), time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        if recovery.how != "new" and (recovery.how != "trust" or recovery.scanned):
+            telemetry.note(RecoveryFinishedEvent, recovery=attrs.asdict(recovery), seconds=seconds)
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
         if lock is not None:
