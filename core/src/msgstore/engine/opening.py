@@ -34,7 +34,6 @@ from msgstore.writer_lock import check_no_writer, parse_lock
 
 Live = Literal["follow", "beside", "never"]
 
-_NOT_NOTED = "it was opened without being noted anywhere. Open it again"
 _MAX_ATTEMPTS = 20
 """Writers that may come and go while the store is being opened."""
 
@@ -139,8 +138,8 @@ def open_configured(
         if not able or error.pid == os.getpid() or mode == "rw" or live == "never" or config.index.name in able:
             raise
         listed = " or ".join(f'index = "{name}"' for name in able)
-        message = f"{error} A store with {listed} can be read while another process writes it."
-        raise StoreLocked(message, error.pid) from error.__cause__
+        more = f"A store with {listed} can be read while another process writes it."
+        raise StoreLocked(f"{error} {more}", error.pid) from error.__cause__
     store = Store(opened, mode)
     opened.accounting.segments.telemetry.note(
         StoreOpenedEvent,
@@ -169,7 +168,8 @@ def _open_live(config: StoreConfig, catalogue: Catalogue, files: Files, open_it:
         with ExitStack() as undo:
             tracker = WriterTracker(config.path)
             undo.callback(tracker.close)
-            text, writer, obstacle = tracker.text(), _other_writer(config.path), None if follow else _NOT_NOTED
+            text, writer = tracker.text(), _other_writer(config.path)
+            obstacle = None if follow else "it was opened without being noted anywhere. Open it again"
             try:
                 if writer is not None:
                     obstacle, opened = None, look_beside(config, catalogue, files)
