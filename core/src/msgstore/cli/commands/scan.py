@@ -16,7 +16,7 @@ from msgstore.jobs.reports import SETTINGS_DAMAGED, SpanReport
 from msgstore.jobs.workers import body_check
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
-from msgstore.scan.bindings import OWN_RECORD
+from msgstore.scan.formats import OWN_RECORD
 
 
 @click.command()
