@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from faults.injection import unwritable
+from crash.files import unwritable
 from lmdb_support import MIB, Entry, commit, ids, limited, opened, stored
 from msgstore.testing import IndexTests
 from msgstore.testing.index.place import Place

@@ -26,6 +26,8 @@ log = logging.getLogger("msgstore.writer")
 
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
+_WORTH_A_COUNT = BUFFER_TARGET - 2**20
+"""Estimate of these bytes below which they are counted: then at most one count comes with each MiB that is written."""
 
 
 class Writer:
@@ -187,10 +189,10 @@ class Writer:
     def _drain(self) -> None:
         """Drain, unless removals have left less in the buffer than was charged.
 
-        A count takes milliseconds. So the bytes are counted only if there are too few messages for what was charged.
+        A count takes a millisecond, so the bytes are counted only if the number of messages promises that it pays.
         """
         buffer = self.buffer
-        if buffer.estimated_bytes > 1.5 * buffer.mean_charge * len(buffer.pending):
+        if buffer.mean_charge * len(buffer.pending) < _WORTH_A_COUNT:
             with self._accounting.state_lock:
                 buffer.count()
         if buffer.estimated_bytes > BUFFER_TARGET:
