@@ -19,7 +19,7 @@ short-read-is-a-shorter-body: A message in a segment that was cut is read as a s
   Reader._find  tests/test_store.py::test_read_of_cut_segment_names_its_relative_path
   - if len(data) != size:
   + if len(data) > size:
-@ msgstore.engine.live_store
+@ msgstore.engine.opening
 half-rebuilt-index-is-read: A reader takes an index for whole whose rebuild was killed, and misses messages.
   LiveStore.make_view  tests/test_other_processes.py::test_reader_refuses_a_half_rebuilt_index
   - state.get(LAYOUT_KEY) != LAYOUT
