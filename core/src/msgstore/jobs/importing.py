@@ -23,7 +23,7 @@ from msgstore.jobs.reading import json_lines
 from msgstore.jobs.tasks import Meter, Run
 from msgstore.jobs.workers import check_pyarrow
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan.bindings import OWN_RECORD
+from msgstore.scan.formats import OWN_RECORD
 
 LINES = (".jsonl", ".ndjson", ".json")
 ENDINGS = (".parquet", *LINES)

@@ -23,7 +23,7 @@ from msgstore.jobs.reports import SETTINGS_DAMAGED, SpanReport
 from msgstore.jobs.workers import body_check
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
-from msgstore.scan.bindings import OWN_RECORD
+from msgstore.scan.formats import OWN_RECORD
 
 _MAX_DIFFERENT_IDS = 20
 """Ids of each difference that are listed for people."""
