@@ -131,7 +131,7 @@ def test_an_exception_and_a_hang_are_found(monkeypatch):
 
 BROKEN = {
     "ets-snapshot": ("msgstore_ets_index.snapshot.zlib", SimpleNamespace(crc32=lambda data, start=0: mock.ANY)),
-    "hint": ("msgstore.engine.segment.hint_file._check", lambda offsets, sizes, segment_size: None),
+    "hint": ("msgstore.engine.segment.hints._check_order", lambda offsets, sizes, segment_size: None),
     "v2-scan": ("msgstore_format_v2.scan.HOLE_SIZE", 6),
 }
 """Target to a name of its parser, and what breaks the parser in its place."""

@@ -14,11 +14,12 @@ from random import Random
 
 from fuzzing.mutations import Member
 from fuzzing.terms import TERMS
-from msgstore.cli.scrub_state import DamagedSpan, Finding, ScrubState, write_state
+from msgstore.cli.checking import DamagedSpan, Finding
+from msgstore.cli.commands.verify import ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.directory import Settings, write_settings
 from msgstore.engine.open.clean_shutdown import format_clean
-from msgstore.engine.segment import hint_file
+from msgstore.engine.segment import hints as hint_files
 from msgstore.files import Files
 from msgstore.locations import pack_location
 from msgstore_checksum_record.record import ChecksumRecord
@@ -159,7 +160,7 @@ def hints() -> Iterator[Member]:
             for sizes in ([40] * count, [random.randrange(21, 400) for _ in range(count)]):
                 offsets = array("Q", [64 + 500 * n for n in range(count)])
                 for begin in (64, offsets):
-                    data = b"".join(hint_file.write((ids, begin, array("Q", sizes)), HINTED, size, 1))
+                    data = b"".join(hint_files.write_hint((ids, begin, array("Q", sizes)), HINTED, size, 1))
                     yield Member(data, [8, 12, 13, 16, 24, 32, 40, 48, 56, 56 + 16 * count, len(data) - 12])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, frame, real, written
-from msgstore.engine.segment.hint_file import write
+from msgstore.engine.segment.hints import write_hint
 from msgstore_ets_index import snapshot
 
 Family = Callable[[int], bytes]
@@ -136,7 +136,7 @@ def _hint(segment_size: int, *columns: str) -> Family:
         sizes = array("Q", [21 + n % 2 for n in range(count)] if "sizes" in columns else [21] * count)
         offsets = array("Q", [64 + 25 * n for n in range(count)])
         ids = bytes(16 * count)
-        return b"".join(write((ids, offsets if "offsets" in columns else 64, sizes), HINTED, segment_size, 1))
+        return b"".join(write_hint((ids, offsets if "offsets" in columns else 64, sizes), HINTED, segment_size, 1))
 
     return make
 

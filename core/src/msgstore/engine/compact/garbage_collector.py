@@ -21,7 +21,7 @@ import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, MsgStoreError, SegmentStats, StoreClosed, StoreIOError
-from msgstore.contract.events import CollectionFinishedEvent
+from msgstore.contract.events import CollectionFinishedEvent, MessagesDroppedEvent
 from msgstore.engine.backends import Backends
 from msgstore.engine.compact.copy_compaction import compact_by_copy
 from msgstore.engine.compact.gc_context import (
@@ -221,10 +221,9 @@ class GarbageCollector:
         else:
             if any(not result.size_after for result in done):
                 self._delete_empty()
-        seconds, store = time.perf_counter() - begin, self._segments.directory
+        seconds = time.perf_counter() - begin
         for result in done:
-            event = CollectionFinishedEvent(store=store, seconds=seconds, **attrs.asdict(result))
-            self._segments.telemetry.collected(event)
+            self._segments.telemetry.note(CollectionFinishedEvent, seconds=seconds, **attrs.asdict(result))
         return done
 
     def _collect(self, action: Action, pinned: Sequence[PinnedSegment]) -> list[CollectionResult]:
@@ -255,7 +254,8 @@ class GarbageCollector:
             released += len(ids)
         self._context.commit()
         log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
-        self._segments.telemetry.dropped(segment.path.name, released, size, reason)
+        event = {"file": segment.path.name, "messages": released, "bytes": size, "reason": reason}
+        self._segments.telemetry.note(MessagesDroppedEvent, **event)
         return CollectionResult(segment.path.name, segment.size, 0, outcome="dropped", dropped=released)
 
     def _skip(self, error: InconsistentSegment) -> CollectionResult:

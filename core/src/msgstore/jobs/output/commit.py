@@ -13,8 +13,7 @@ from msgstore.contract import Capability, StoreError
 from msgstore.directory import write_settings
 from msgstore.engine.open.recovery import sum_counts
 from msgstore.engine.opening import open_configured
-from msgstore.engine.segment.hint_file import InvalidHint, renamed
-from msgstore.engine.segment.hints import hint_name
+from msgstore.engine.segment.hints import InvalidHint, hint_name, rename_hint
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.output.parts import Part, Target, backends_of, read_references
@@ -103,7 +102,7 @@ class Staging(StagingDirectory):
         hint = segment.with_name(hint_name(segment.name))
         if hint.exists():
             try:
-                chunks = list(renamed(self._files.read_file(hint), segment.name, to.name))
+                chunks = list(rename_hint(self._files.read_file(hint), segment.name, to.name))
                 self._files.write_file(to.with_name(hint_name(to.name)), chunks, sync=False)
             except (InvalidHint, OSError) as error:
                 log.warning("%s: is not used, the segment is read instead: %s", hint, error)
