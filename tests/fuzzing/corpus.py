@@ -14,7 +14,8 @@ from random import Random
 
 from fuzzing.mutations import Member
 from fuzzing.terms import TERMS
-from msgstore.cli.scrub_state import DamagedSpan, Finding, ScrubState, write_state
+from msgstore.cli.checking import DamagedSpan, Finding
+from msgstore.cli.commands.verify import ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.directory import Settings, write_settings
 from msgstore.engine.open.clean_shutdown import format_clean
