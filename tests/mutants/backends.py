@@ -11,7 +11,6 @@ import zlib
 import attrs
 
 from msgstore.builtin import plugin as builtin
-from msgstore.builtin.codecs import Raw
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Retention
 from msgstore.contract import BodyCodecDescriptor, Capability, Migrate, RecordError, RecordField, StoredBody  # noqa: F401
 from msgstore_checksum_record import plugin as checksum
@@ -78,7 +77,7 @@ bodies-refer-to-the-first: a body that equals the first one refers to it
     decode > self.__dict__.get("first", b"") if _ == b"=" else _[1:]
 """)  # fmt: skip
 
-add_mutants(builtin.msgstore_body_codecs()[0], Raw, r"""
+add_mutants(builtin.msgstore_body_codecs()[0], builtin.Raw, r"""
 plain-strips-zeros: it claims PLAIN, and strips zeros
     encode > _.rstrip(b"\0")
 """)  # fmt: skip

@@ -16,22 +16,22 @@ moved-record-is-read-where-it-was: A reader in another process gets other bytes 
   - if location != before:
   + if location is None:
 short-read-is-a-shorter-body: A message in a segment that was cut is read as a shorter body instead of an error.
-  Reader._find  tests/test_store.py::test_read_of_cut_segment_names_its_relative_path
+  Reader._find  tests/test_store.py::test_read_of_damaged_record_names_place
   - if len(data) != size:
   + if len(data) > size:
-@ msgstore.engine.live_store
+@ msgstore.engine.opening
 half-rebuilt-index-is-read: A reader takes an index for whole whose rebuild was killed, and misses messages.
   LiveStore.make_view  tests/test_other_processes.py::test_reader_refuses_a_half_rebuilt_index
   - state.get(LAYOUT_KEY) != LAYOUT
   + state.get(LAYOUT_KEY, LAYOUT) != LAYOUT
 @ msgstore.engine.state.accounting
 shared-cache-grows-without-limit: The cache of shared bodies takes all memory.
-  SharedBodies.put  tests/test_clients.py::test_cache_of_shared_bodies_is_bounded
+  SharedBodies.put  tests/test_clients.py::test_read_of_shared_body_returns_one_object
   - self._bytes += len(body)
   + pass
 @ msgstore.engine.events
 same-damage-is-announced-again: Each read of a damaged message counts as new damage and raises another alarm.
   Telemetry.damage  core/tests/test_events.py::test_damage_event_fires_once_per_offset
-  - if span in self._spans or len(self._spans)
+  - if (file, offset) not in self._spans and len(self._spans)
   + if len(self._spans)
 """

@@ -22,7 +22,7 @@ from msgstore.contract import (
 )
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
-from msgstore.engine.compact import policy_actions as plans
+from msgstore.engine.compact.garbage_collector import judge, numbers_of
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
@@ -134,12 +134,12 @@ def _judged(plan: PolicyPlan, actions: Sequence[object], picture: PolicyInput, *
     steps = [Step("delete", (s.file,), s.size, why="no message in it is alive") for s in empty]
     gone = {s.number for s in empty}
     passed_over = []
-    judged = plans.judge(actions, picture.stats, picture.by_number, picture.generation, may_drop=may_drop)
+    judged = judge(actions, picture.stats, picture.by_number, picture.generation, may_drop=may_drop)
     for action, refusal in judged:
         if refusal:
             passed_over.append(f"{action!r}: {refusal}")
-        elif refusal is None and isinstance(action, Action) and not gone.issuperset(plans.numbers_of(action)):
-            steps.append(_step(action, [by_number[number] for number in plans.numbers_of(action)]))
+        elif refusal is None and isinstance(action, Action) and not gone.issuperset(numbers_of(action)):
+            steps.append(_step(action, [by_number[number] for number in numbers_of(action)]))
     return attrs.evolve(plan, steps=tuple(steps), passed_over=tuple(passed_over))
 
 
