@@ -13,7 +13,6 @@ import msgstore
 from msgstore.contract import Combine, Compact, Drop, RecordError
 from msgstore.files import Files
 from msgstore.testing.faults import Crash
-from msgstore.testing.probes import eager_switching
 from support import collect, contents, failing, flip, id_of, open_with
 
 LIMIT = 20_000
