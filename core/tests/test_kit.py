@@ -93,6 +93,7 @@ OUTCOMES = {
     "no subject": ("subject = DescriptorTests.subject", [], {"errors": 3}, "*TestMine has nothing to test: give it a fixture*"),
     "skipped": ("pytestmark = pytest.mark.skip('later')", [], {"skipped": 3}, LEFT_OUT),
     "expected to fail": ("pytestmark = pytest.mark.xfail", [], {"xpassed": 3}, LEFT_OUT),
+    "skipped by a worker": ("pytestmark = pytest.mark.skip('later')", ["-n", "2"], {"skipped": 3}, LEFT_OUT),
     "skipped by a fixture": (
         "@pytest.fixture(autouse=True)\n    def later(self): pytest.skip('later')", [], {"skipped": 3}, LEFT_OUT
     ),

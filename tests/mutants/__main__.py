@@ -61,22 +61,20 @@ class Watch:
         if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             print(f"pytest has not run to its end: {session.exitstatus!r}; last were {', '.join(list(self.found)[-3:])}")
             return
-        table = Table("mutant", "what is wrong", "caught by", box=None)
-        tried = [mutant for mutant in MUTANTS if mutant.name in self.found]
-        caught = {m.name for m in tried if self.found[m.name]["failed"] and not self.found[m.name]["not run"]}
-        for mutant in sorted(tried, key=lambda mutant: mutant.name in caught):  # survivors first
-            found = self.found[mutant.name]
-            said = f"COULD NOT BE RUN: {', '.join(found['not run'][:3])}" if found["not run"] else "\n".join(found["failed"])
-            table.add_row(mutant.name, mutant.fault, said or "NOTHING")
+        faults = {mutant.name: mutant.fault for mutant in MUTANTS}
+        table = Table("backend", "what is wrong", "caught by", box=None)
+        right = {False: 0, True: 0}
+        """Backends that the kit judged as it should: without a fault, and with one."""
+        for name, found in sorted(self.found.items(), key=lambda item: bool(item[1]["failed"])):  # survivors first
+            is_faulty, failed, not_run = name in faults, found["failed"], found["not run"]
+            right[is_faulty] += not not_run and bool(failed) == is_faulty and bool(failed or found["passed"])
+            said = f"COULD NOT BE RUN: {', '.join(not_run[:3])}" if not_run else "\n".join(failed) or "NOTHING"
+            table.add_row(name, faults.get(name, "nothing"), said)
         Console(width=160, highlight=False).print(table)
-        originals = sorted(suite.ORIGINALS.keys() & self.found.keys())
-        bad = {name: {*self.found[name]["failed"], *self.found[name]["not run"]} for name in originals}
-        for name in originals:
-            if bad[name]:
-                print(f"{name} has no fault, and fails: {', '.join(sorted(bad[name]))}")
-        sound = [name for name in originals if self.found[name]["passed"] and not bad[name]]
-        print(f"{len(caught)} of {len(tried)} mutants are caught; {len(sound)} originals pass")
-        is_right = len(caught) == len(tried) and sound == originals
+        tried = len(self.found.keys() & faults.keys())
+        originals = len(self.found) - tried
+        print(f"{right[True]} of {tried} mutants are caught; {right[False]} of {originals} originals pass")
+        is_right = right == {True: tried, False: originals}
         session.exitstatus = pytest.ExitCode.OK if is_right else pytest.ExitCode.TESTS_FAILED
 
 

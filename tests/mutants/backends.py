@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random  # noqa: F401 - the tables use it
 import struct  # noqa: F401
@@ -11,7 +12,7 @@ import zlib
 import attrs
 
 from msgstore.builtin import plugin as builtin
-from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Retention
+from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Raw, Retention
 from msgstore.contract import BodyCodecDescriptor, Capability, Migrate, RecordError, RecordField, StoredBody  # noqa: F401
 from msgstore_checksum_record import plugin as checksum
 from msgstore_checksum_record.record import ChecksumRecord
@@ -40,10 +41,9 @@ class Deflate:
             raise RecordError("not_deflated", str(error)) from None
 
     def is_valid(self, msg_id, stored):
-        try:
+        with contextlib.suppress(RecordError):
             return self.decode(msg_id, stored) is not None
-        except RecordError:
-            return False
+        return False
 
 
 def inflated_by(self, stored):
@@ -67,7 +67,7 @@ encodes-stored-bodies: stored bodies are encoded again
     encode: body if isinstance(body, StoredBody) else zlib => zlib
 decode-raises-zlib-error: a damaged body makes a read raise another error than RecordError
     decode: raise RecordError("not_deflated", str(error)) from None => raise
-    is_valid: except RecordError => except zlib.error
+    is_valid: suppress(RecordError) => suppress(zlib.error)
 shares-a-decompressor: all threads share one decompressor
     decode: zlib.decompress(stored) => inflated_by(self, stored)
 shares-a-compressor: all threads share one compressor
@@ -77,7 +77,7 @@ bodies-refer-to-the-first: a body that equals the first one refers to it
     decode > self.__dict__.get("first", b"") if _ == b"=" else _[1:]
 """)  # fmt: skip
 
-add_mutants(builtin.msgstore_body_codecs()[0], builtin.Raw, r"""
+add_mutants(builtin.msgstore_body_codecs()[0], Raw, r"""
 plain-strips-zeros: it claims PLAIN, and strips zeros
     encode > _.rstrip(b"\0")
 """)  # fmt: skip

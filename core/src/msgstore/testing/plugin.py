@@ -154,8 +154,18 @@ class _Run:
             _, found, capability = reason.partition(_SKIPPED_FOR)
             (self._skips[capability] if found else self._left_out).append(report.nodeid.rpartition("::")[2])
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what a worker of pytest-xdist has noted: only workers see the tests."""
+        left_out, skips, self._replaced = getattr(node, "workeroutput", {}).get("msgstore_kit", ([], {}, self._replaced))
+        self._left_out = list(dict.fromkeys([*self._left_out, *left_out]))
+        for capability, tests in skips.items():
+            self._skips[capability] += tests
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run that left tests out without a reason, or skipped any for another reason than a capability not claimed."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["msgstore_kit"] = (self._left_out, dict(self._skips), self._replaced)
         if self._left_out and not self._partial and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
