@@ -19,7 +19,7 @@ from msgstore.contract import Capability, Index, IndexContext
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.files import Files
 from msgstore.locations import LIMIT, pack_location
-from msgstore.testing.faults import FailingFiles, UnsyncedFiles, copy_of, listing
+from msgstore.testing.faults import FailingFiles, TornFiles, UnsyncedFiles, copy_of, listing
 from msgstore.testing.subjects import Subject
 
 Entries = dict[bytes, tuple[int, int]]
@@ -85,25 +85,6 @@ class Place:
             index.close(None)
 
 
-class _Files(FailingFiles):
-    """Half of a write that fails is on disk. ``look`` is called before the index cleans up, as after a crash at this point."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        super().__init__()
-        self._look = look
-
-    def _run(self, name: str, *args: Any) -> Any:
-        try:
-            return super()._run(name, *args)
-        except OSError:
-            if self.failed and name == "pwrite":
-                fd, data, offset = args
-                Files.pwrite(self, fd, memoryview(data)[: len(data) // 2], offset)
-            if self.failed:
-                self._look()
-            raise
-
-
 class IndexAgainstDictionary(RuleBasedStateMachine):
     """``entries`` and ``state`` are what the index holds; ``due`` is what is set aside for a commit; ``durable`` has the states
     of which a process may find any one that starts after this one was killed."""
@@ -124,7 +105,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         names = {path.name for path in self.place.directory.iterdir()} - {"0.rdq"}
         assert all(name.startswith("msgstore-") for name in names), f"names of index files begin with msgstore-, not {names}"
         assert (self.place.directory / "0.rdq").read_bytes() == b"a segment"
-        self.files = _Files(lambda: self.found.append(self.place.copy().saved()))
+        self.files = TornFiles(lambda: self.found.append(self.place.copy().saved()))
         self.index = self.place.make(self.files)
         found = loaded(self.index)
         self.check_durable(found)

@@ -50,8 +50,8 @@ def stores(draw: Any) -> list[SegmentStats]:
     """Segments as a store has them: in number order, numbers left out, the current one, if any, the last."""
     segments = []
     for number in sorted(draw(st.sets(st.integers(0, 40), max_size=9))):
-        used = draw(st.integers(0, LIMIT + 500))
-        live = draw(st.integers(0, used) | st.just(0) | st.just(used))
+        used = draw(st.integers(0, LIMIT + 500) | st.integers(LIMIT, LIMIT + 500))
+        live = draw(st.sampled_from([draw(st.integers(0, used)), 0, used * 2 // 5, used]))  # 2 of 5: two may not fit into one
         sealed_at = draw(st.none() | st.floats(0, 2 * NOW) | st.integers(0, 30).map(lambda days: NOW - 86400.0 * days))
         quarantined = draw(st.integers(0, 7)) == 0
         format_ = draw(st.sampled_from([OWN, OWN, OLDER]))

@@ -98,14 +98,14 @@ def is_linear(prepared: Callable[[int], Callable[[], object]], size: int) -> boo
 
     Compares the shortest of up to three measurements, because a loaded machine makes single ones longer.
     """
-    shortest = {prepared(size): float("inf"), prepared(4 * size): float("inf")}
+    few, many = prepared(size), prepared(4 * size)
+    shortest = {few: float("inf"), many: float("inf")}
     for _ in range(3):
-        for call in shortest:
+        for call in (few, few, many):
             begin = time.process_time()
             call()
             shortest[call] = min(shortest[call], time.process_time() - begin)
-        small, large = shortest.values()
-        if large <= 9 * small + 0.03:
+        if shortest[many] <= 9 * shortest[few] + 0.03:
             return True
     return False
 

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import BoundRecord, Capability, FormatContext, RecordContext, RecordError, ScanEnd, SegmentFormat
+from msgstore.contract import Capability, FormatContext, RecordError, ScanEnd, SegmentFormat
 from msgstore.locations import LIMIT
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.probes import (
-    ROUNDS,
     Batch,
     at_once,
     batches,
@@ -30,13 +29,17 @@ from msgstore.testing.probes import (
     within,
 )  # fmt: skip
 from msgstore.testing.segments import (
+    UNASSIGNED,
+    byte_of,
     check_anything,
     check_records,
     check_scan,
     check_spoilt,
     check_values,
     expected,
+    format_of,
     made,
+    record_of,
     rows,
     written,
 )  # fmt: skip
@@ -46,18 +49,12 @@ LARGE = 16 * 2**20
 """Bytes of the largest body, or ``max_body`` of the format if that is smaller."""
 BESIDE = 2 * 2**20
 """Bytes of memory that a scan of a small segment may use."""
-UNASSIGNED = 200
-"""Type byte of a record type that has no assigned one."""
 
 
 class RoundTripTests(KitTests):
-    def make_form(self, subject: Subject) -> Any:
-        """Return the SegmentFormat that writes what is tested."""
-        return made(subject)
-
     @pytest.fixture
     def form(self, subject: Subject) -> Any:
-        return self.make_form(subject)
+        return made(subject)
 
     @tried(100)
     @given(messages=batches(), copied=st.lists(st.integers(0, 100), max_size=6), body=texts)
@@ -104,7 +101,7 @@ class RoundTripTests(KitTests):
         check_records(form, alone, form.scan(alone).records, placed)
         scan = form.scan(data)
         form.scan(form.header)
-        same = form.scan(data) == scan == self.make_form(subject).scan(data)
+        same = form.scan(data) == scan == made(subject).scan(data)
         assert same, "the same bytes are not always read in the same way"
         mapped = mmap.mmap(-1, len(data))
         mapped.write(data)
@@ -154,7 +151,7 @@ class RoundTripTests(KitTests):
             data, placed = written(form, [*messages, (bytes([number]) * 16, long_body(number))])
             check_records(form, data, form.scan(data).records, placed)
 
-        at_once(run, 3 * ROUNDS)  # a round of them is short
+        at_once(run, rounds=60)  # a round of them is short
 
     @tried(4)
     @given(messages=batches(texts, least=2, most=5))
@@ -216,9 +213,6 @@ class RoundTripTests(KitTests):
 
 class RecordTypeTests(RoundTripTests):
     kinds = ("record",)
-
-    def make_form(self, subject: Subject) -> Any:
-        return format_of(subject)
 
     @tried(60)
     @given(messages=batches())
@@ -291,20 +285,3 @@ class RecordTypeTests(RoundTripTests):
                 if record.check(spoilt, 0, len(spoilt)) is None:
                     with contextlib.suppress(RecordError):
                         check_values(fields, record.fields(spoilt))
-
-
-def byte_of(subject: Subject, byte: int | None = None) -> int:
-    return byte or subject.descriptor.assigned_byte or UNASSIGNED
-
-
-def record_of(subject: Subject, byte: int | None = None) -> Any:
-    """The record type under test, a RecordType."""
-    return subject.make(RecordContext(subject.made_options, byte_of(subject, byte)))
-
-
-def format_of(subject: Subject, byte: int | None = None) -> Any:
-    """The format that the descriptor names, a SegmentFormat that writes records of the type."""
-    form = subject.catalogue.format(subject.descriptor.format)
-    name = f"{subject.name}-elsewhere" if byte else subject.name
-    binding = BoundRecord(name, byte_of(subject, byte), record_of(subject, byte))
-    return subject.catalogue.make(form, FormatContext(form.options(), records=(binding,), record=name))

@@ -12,10 +12,12 @@ import attrs
 import pytest
 
 from msgstore.contract import (
+    BoundRecord,
     Buffer,
     Columns,
     CompactableFormat,
     FormatContext,
+    RecordContext,
     RecordError,
     ScanEnd,
     SegmentFormat,
@@ -27,6 +29,8 @@ from msgstore.testing.probes import Batch, numbered
 from msgstore.testing.subjects import Subject
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
+UNASSIGNED = 200
+"""Type byte of a record type that has no assigned one."""
 Row = tuple[bytes, int, int]
 """(id, offset, size)."""
 
@@ -45,8 +49,25 @@ class Placed(NamedTuple):
 
 
 def made(subject: Subject) -> Any:
-    """The format under test, a SegmentFormat. It writes records of its own type."""
-    return subject.make(FormatContext(subject.made_options))
+    """The format under test, or that of the record type under test: a SegmentFormat."""
+    return format_of(subject) if subject.kind == "record" else subject.make(FormatContext(subject.made_options))
+
+
+def byte_of(subject: Subject, byte: int | None = None) -> int:
+    return byte or subject.descriptor.assigned_byte or UNASSIGNED
+
+
+def record_of(subject: Subject, byte: int | None = None) -> Any:
+    """The record type under test, a RecordType."""
+    return subject.make(RecordContext(subject.made_options, byte_of(subject, byte)))
+
+
+def format_of(subject: Subject, byte: int | None = None) -> Any:
+    """The format that a record type's descriptor names. It writes records of the type."""
+    form = subject.catalogue.format(subject.descriptor.format)
+    name = f"{subject.name}-elsewhere" if byte else subject.name
+    binding = BoundRecord(name, byte_of(subject, byte), record_of(subject, byte))
+    return subject.catalogue.make(form, FormatContext(form.options(), records=(binding,), record=name))
 
 
 def written(form: SegmentFormat, *batches: Batch, after: bytes | None = None) -> tuple[bytes, list[Placed]]:

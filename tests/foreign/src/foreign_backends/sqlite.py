@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 
-import attrs
-
 from msgstore.contract import IndexContext, ReleaseResult
 
 _log = logging.getLogger("msgstore.index")
@@ -23,39 +21,22 @@ JOURNAL = f"{FILE}-journal"
 _APPLICATION = 0x6D736773
 _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION}",
-    "CREATE TABLE entries (id BLOB PRIMARY KEY, location BLOB NOT NULL, refs INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS entries (id BLOB PRIMARY KEY, location BLOB NOT NULL, refs INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    "DELETE FROM entries",
+    "DELETE FROM state",
 )
 _LOCATION = 18
 """Bytes of a stored location: an integer below 2**144 is too large for SQLite."""
 _MAX_KEY = 511
-_ABSENT = 0, 0
-"""Location and references of an id without an entry."""
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH)
-
-
-@attrs.define(eq=False)
-class _Changes:
-    """Changes that SQLite does not have yet: (location, references) of each changed id, ``_ABSENT`` if it was removed."""
-
-    entries: dict[bytes, tuple[int, int]] = attrs.field(factory=dict)
-    state: dict[bytes, bytes | None] = attrs.field(factory=dict)
-    cleared: bool = False
-    """True if what SQLite has is void."""
-
-    def add(self, later: _Changes) -> _Changes:
-        if later.cleared:
-            return later
-        self.entries |= later.entries
-        self.state |= later.state
-        return self
 
 
 class SqliteIndex:
     """Persistent implementation of :class:`msgstore.contract.Index`.
 
-    Every change goes to the dictionary of all entries, which ``get`` reads, and to the changes since the last ``freeze``.
-    ``freeze`` adds these to what is set aside, and ``commit`` writes that in one transaction.
+    ``freeze`` copies all entries, and ``commit`` replaces what SQLite has by the copy: the time of both grows with the number
+    of entries.
     """
 
     def __init__(self, context: IndexContext) -> None:
@@ -64,9 +45,10 @@ class SqliteIndex:
         self._connection: sqlite3.Connection | None = None
         """None if nothing may be written, or the index is closed."""
         self._entries: dict[bytes, tuple[int, int]] = {}
-        self._changes = _Changes()
-        self._frozen: _Changes | None = None
-        """What is set aside, and not being written."""
+        """Id to (location, references)."""
+        self._state: dict[bytes, bytes] = {}
+        self._frozen: tuple[dict[bytes, tuple[int, int]], dict[bytes, bytes]] | None = None
+        """Entries and state that are set aside, and not being written."""
         self._commit_lock = threading.Lock()
         """Held while a transaction is written. Taken before the frozen lock."""
         self._frozen_lock = threading.Lock()
@@ -93,15 +75,12 @@ class SqliteIndex:
 
     def _open(self) -> dict[bytes, bytes] | None:
         if not self._context.read_only:
-            for path in (self._path, self._path.with_name(JOURNAL)):
-                if path.is_symlink():
-                    raise OSError(errno.ELOOP, "is a symbolic link; replace it with its target, or remove it", str(path))
             return self._read(self._path)
         if not self._path.exists():
             return None
         with tempfile.TemporaryDirectory(prefix="msgstore-sqlite-") as copy:  # SQLite may have to roll a commit back
             for name in (FILE, JOURNAL):
-                if (self._path.with_name(name)).exists():
+                if self._path.with_name(name).exists():
                     shutil.copyfile(self._path.with_name(name), Path(copy, name))
             found = self._read(Path(copy, FILE))
             self._release()
@@ -116,14 +95,15 @@ class SqliteIndex:
             raise sqlite3.DatabaseError("it is of another application")
         rows = connection.execute("SELECT id, location, refs FROM entries")
         self._entries = {msg_id: (int.from_bytes(location), count) for msg_id, location, count in rows}
-        return dict(connection.execute("SELECT key, value FROM state"))
+        self._state = dict(connection.execute("SELECT key, value FROM state"))
+        return self._state.copy()
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         with self._commit_lock:
             if state is not None and self._connection is not None:
-                self._write(_Changes(self._entries, dict(state), cleared=True))
+                self._write(self._entries, state)
             self._release()
-            self._entries, self._changes, self._frozen = {}, _Changes(), None
+            self.clear()
 
     def _release(self) -> None:
         if self._connection is not None:
@@ -134,7 +114,7 @@ class SqliteIndex:
 
     def clear(self) -> None:
         with self._frozen_lock:
-            self._entries, self._changes, self._frozen = {}, _Changes(cleared=True), None
+            self._entries, self._state, self._frozen = {}, {}, None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -144,45 +124,38 @@ class SqliteIndex:
         return entry[0] if entry else None
 
     def references(self, msg_id: bytes) -> int:
-        return self._entries.get(msg_id, _ABSENT)[1]
+        return self._entries.get(msg_id, (0, 0))[1]
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
         """Return (id, location, references) of every entry at the time of the call, from a copy of all of them."""
         return ((msg_id, location, count) for msg_id, (location, count) in self._entries.copy().items())
 
-    def _change(self, entries: Mapping[bytes, tuple[int, int]]) -> None:
-        """Set entries; those without a reference are removed."""
-        self._changes.entries.update(entries)
-        self._entries.update((msg_id, entry) for msg_id, entry in entries.items() if entry[1])
-        for msg_id, (_, count) in entries.items():
-            if not count:
-                self._entries.pop(msg_id, None)
-
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
         counts = repeat(1) if references is None else references
-        self._change(dict(zip(ids, zip(locations, counts, strict=False), strict=True)))
+        self._entries.update(zip(ids, zip(locations, counts, strict=False), strict=True))
 
     def add_reference(self, msg_id: bytes) -> bool:
-        location, count = self._entries.get(msg_id, _ABSENT)
-        if count:
-            self._change({msg_id: (location, count + 1)})
-        return count > 0
+        if msg_id not in self._entries:
+            return False
+        location, count = self._entries[msg_id]
+        self._entries[msg_id] = location, count + 1
+        return True
 
     def release(self, ids: Sequence[bytes]) -> ReleaseResult:
         released = ReleaseResult([], [])
         for msg_id in ids:
-            location, count = self._entries.get(msg_id, _ABSENT)
-            if not count:
+            location, count = self._entries.get(msg_id, (0, 0))
+            if count > 1:
+                self._entries[msg_id] = location, count - 1
+            elif count == 1:
+                released.freed.append((msg_id, self._entries.pop(msg_id)[0]))
+            else:
                 released.missing.append(msg_id)
-                continue
-            self._change({msg_id: (location, count - 1)})
-            if count == 1:
-                released.freed.append((msg_id, location))
         return released
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
         moves = {msg_id: to for msg_id, at, to in zip(ids, old, new, strict=True) if self.get(msg_id) == at}
-        self._change({msg_id: (to, self.references(msg_id)) for msg_id, to in moves.items()})
+        self._entries.update({msg_id: (to, self.references(msg_id)) for msg_id, to in moves.items()})
         return len(moves)
 
     # -- commits ----------------------------------------------------------------------------------------------------------
@@ -193,46 +166,36 @@ class SqliteIndex:
         for key in state:
             if not 0 < len(key) <= _MAX_KEY:
                 raise ValueError(f"{self._path}: a key of {len(key)} bytes; keys of the state must have 1 to {_MAX_KEY} bytes")
-        self._changes.state |= state
+        self._state = {key: value for key, value in {**self._state, **state}.items() if value is not None}
         with self._frozen_lock:
-            self._frozen = self._frozen.add(self._changes) if self._frozen else self._changes
-            self._changes = _Changes()
+            self._frozen = self._entries.copy(), self._state
 
     def commit(self) -> None:
-        """Write what is set aside. After an error it is set aside again, before what later freezes have added."""
+        """Write what is set aside. After an error it is set aside again, unless a later ``freeze`` has more."""
         with self._commit_lock:
             with self._frozen_lock:
                 frozen, self._frozen = self._frozen, None
             if frozen is None:
                 return
             try:
-                self._write(frozen)
+                self._write(*frozen)
             except OSError:
                 with self._frozen_lock:
-                    self._frozen = frozen.add(self._frozen) if self._frozen else frozen
+                    self._frozen = self._frozen or frozen
                 raise
 
-    def _write(self, changes: _Changes) -> None:
-        """Write changes in one transaction. Caller holds the commit lock."""
+    def _write(self, entries: Mapping[bytes, tuple[int, int]], state: Mapping[bytes, bytes]) -> None:
+        """Replace everything in one transaction. Caller holds the commit lock."""
         connection = self._connection
         assert connection is not None
-        entries, state = sorted(changes.entries.items()), changes.state.items()  # sorted keys are faster
-        rows = [(msg_id, location.to_bytes(_LOCATION), count) for msg_id, (location, count) in entries if count]
+        rows = [(msg_id, location.to_bytes(_LOCATION), count) for msg_id, (location, count) in sorted(entries.items())]
         try:
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
-                if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-                    for statement in _SCHEMA:
-                        connection.execute(statement)
-                if changes.cleared:
-                    connection.execute("DELETE FROM entries")
-                    connection.execute("DELETE FROM state")
-                connection.executemany("DELETE FROM entries WHERE id = ?", [(i,) for i, (_, count) in entries if not count])
-                connection.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", rows)
-                connection.executemany("DELETE FROM state WHERE key = ?", [(key,) for key, value in state if value is None])
-                connection.executemany(
-                    "INSERT OR REPLACE INTO state VALUES (?, ?)", [row for row in state if row[1] is not None]
-                )
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+                connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
+                connection.executemany("INSERT INTO state VALUES (?, ?)", state.items())
         except sqlite3.Error as error:
             code = errno.ENOSPC if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL else errno.EIO
             raise OSError(code, f"SQLite: {error}", str(self._path)) from error
