@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgstore
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.testing.faults import Crash
 from msgstore_lmdb_index import rescue
-from support import DATA, RealDirectory, counts, failing, filled, hashes, open_with, unchanged
+from support import DATA, RealDirectory, counts, failing, filled, hashes, open_with
 
 ONE, THREE, GONE, LAST = (bytes([n]) * 16 for n in (1, 3, 7, 9))
 EXACT = {ONE: 1, THREE: 3, LAST: 1}
@@ -234,50 +233,6 @@ def lose(path, number, how="missing"):
     return file.name, set(ids(number, first=1 if how == "missing" else 9))
 
 
-@pytest.mark.parametrize(("how", "number"), [("missing", 0), ("missing", 1), ("shortened", 1), ("torn", 1), ("torn", 2)])
-def test_lost_segment_is_reported_other_counts_stay(cell, tmp_path, caplog, how, number):
-    """What is left is as it was; nothing that was removed comes back, and what is gone is named."""
-    expected = three_segments(tmp_path, cell.keys, killed=cell.index == "lmdb" and number == 1)
-    name, lost = lose(tmp_path, number, how)
-    left = {msg_id: count for msg_id, count in expected.items() if msg_id not in lost}
-    for mode in ("r", "rw"):
-        caplog.clear()
-        with unchanged(tmp_path, but=["data.mdb", "lock.mdb"]) if mode == "r" else contextlib.nullcontext():
-            store = msgstore.open_store(tmp_path, **cell.keys, mode=mode, gc="never")
-            stats, recovery = store.stats(), store.stats().recovery
-            assert counts(store) == left
-            assert all(store.client().read(i) == body(i) for i in left)
-            assert (recovery.how, recovery.counts_are_kept, recovery.missing) == ("reconciled", False, len(lost))
-            assert (recovery.first_missing in lost, recovery.revived, recovery.kept) == (True, 0, len(left))
-            assert recovery.damaged[-1].startswith(f"{name}: {'is missing' if how == 'missing' else 'has '}")
-            assert recovery.damaged[-1].endswith("; the index has 9 live messages in it")
-            assert f"{tmp_path / name}: " in caplog.text
-            assert stats.counters.corruptions
-            assert stats.messages == sum(segment.live_count for segment in store.segments()) == len(left)
-            assert stats.live_bytes == sum(entry.size for entry in store.entries())
-            if how == "torn":
-                assert [segment.quarantined for segment in store.segments()] == [n == number for n in range(3)]
-            if mode == "r":
-                store.abandon()
-    write(store, [LAST])
-    store.close()
-    with open_with(tmp_path, **cell.keys) as store:
-        assert (store.stats().recovery.how, store.stats().recovery.damaged) == ("trust", [])
-        assert counts(store) == left | {LAST: 1}
-
-
-def test_lost_segment_of_a_copied_directory_revives_nothing(cell, tmp_path):
-    """Every other segment has another time, and is compared with the index once."""
-    expected = three_segments(tmp_path, cell.keys)
-    _, lost = lose(tmp_path, 1)
-    for file in segment_files(tmp_path):
-        os.utime(file)
-    with open_with(tmp_path, **cell.keys) as store:
-        recovery = store.stats().recovery
-        assert counts(store) == {msg_id: count for msg_id, count in expected.items() if msg_id not in lost}
-        assert (recovery.how, recovery.revived, len(recovery.scanned)) == ("reconciled", 0, 2)
-
-
 def test_recovery_after_lost_segment_uses_dead_copy(cell, tmp_path):
     """In a segment that the index knows, where it was dead."""
     keys = cell.keys | KEYS
@@ -302,16 +257,6 @@ def test_recovery_after_lost_segment_uses_dead_copy(cell, tmp_path):
         assert [segment.live_count for segment in store.segments()] == [2]
 
 
-def test_given_counts_beat_index_with_lost_segments(cell, tmp_path):
-    expected = three_segments(tmp_path, cell.keys)
-    name, lost = lose(tmp_path, 1)
-    with open_with(tmp_path, **cell.keys, refcounts=dict.fromkeys(expected, 5).items()) as store:
-        assert counts(store) == dict.fromkeys(expected.keys() - lost, 5)
-        assert store.stats().recovery.missing == 9
-        (damaged,) = store.stats().recovery.damaged
-        assert damaged.startswith(f"{name}: is missing")
-
-
 def test_loss_of_every_segment_is_reported(cell, tmp_path):
     three_segments(tmp_path, cell.keys)
     names = [file.name for file in segment_files(tmp_path)]
@@ -321,15 +266,6 @@ def test_loss_of_every_segment_is_reported(cell, tmp_path):
         recovery = store.stats().recovery
         assert recovery.damaged == [f"{name}: is missing; the index has 9 live messages in it" for name in names]
         assert (recovery.how, recovery.missing, store.stats().messages) == ("reconciled", 27, 0)
-
-
-def test_segment_deleted_by_broker_is_not_lost(cell, tmp_path):
-    """It took ``clean.dot`` away, as RabbitMQ does when it starts."""
-    three_segments(tmp_path, cell.keys)
-    lose(tmp_path, 1)
-    (tmp_path / "clean.dot").unlink()
-    with open_with(tmp_path, **cell.keys) as store:
-        assert (store.stats().recovery.how, store.stats().recovery.damaged) == ("reconciled", [])
 
 
 # -- from one index to another ------------------------------------------------------------------------------------------------
