@@ -128,27 +128,6 @@ def test_segment_number_after_kill_is_not_reused(tmp_path, cell):
         assert client.read(LATER) == b"LAST"
 
 
-def test_damaged_segment_of_copy_keeps_other_counts(tmp_path, index):
-    """A copy of a store (new times) in which one checksum fails is still trusted; the bad segment is quarantined."""
-    keys = {"index": index, "format": "v2", "record": "checksum"}
-    small_store(tmp_path, keys)
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        client.write(LATER, b"y" * 50)
-    segment = tmp_path / "0.sqs"
-    data = bytearray(segment.read_bytes())
-    data[-1] ^= 1
-    segment.write_bytes(data)
-    for _ in range(2):
-        os.utime(segment, ns=(1, 1))
-        with open_with(tmp_path, **keys) as store, store.client() as client:
-            assert references(store) == (1, 2, 0)
-            assert store.stats().quarantined == 1
-            with pytest.raises(msgstore.CorruptRecord, match="checksum_mismatch"):
-                client.read(LATER)
-            store.compact(everything=True)
-            assert client.read(KEPT) == KEPT * 5
-
-
 @pytest.mark.parametrize("counts", ["given", "saved", "none"])
 def test_compaction_keeps_records_behind_flipped_size(tmp_path, index, counts):
     """Counts tell of missing records, which keeps a segment from being changed too; without any, its bytes must be enough."""

@@ -1,6 +1,6 @@
 """Ctrl-C in the middle of a change: the store goes on as if nothing had happened, or ends as a killed process's does.
 
-Signals come when they like. The harness ``faults`` raises an interrupt before and after each file operation besides.
+Signals come when they like. The harness ``crash`` raises an interrupt before and after each file operation besides.
 """
 
 from __future__ import annotations

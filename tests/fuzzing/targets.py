@@ -16,7 +16,7 @@ import attrs
 
 from fuzzing import corpus
 from fuzzing.mutations import Member
-from msgstore.cli.scrub_state import ScrubState, parse_state
+from msgstore.cli.commands.verify import ScrubState, parse_state
 from msgstore.contract import RESCUED_KEY, Columns, NoOptions, RecordError, SegmentFormat, SegmentScan
 from msgstore.directory import Settings, _settings, parse_settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs

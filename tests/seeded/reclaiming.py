@@ -7,7 +7,7 @@ removed-bytes-still-count-as-live: Segments full of removed messages are never c
   - segment.live_bytes -= size
   + pass
 removal-during-a-copy-is-forgotten: A message that is removed while its segment is copied is back afterwards.
-  LiveAccounting.mark_dead  tests/test_collection.py::test_removal_during_copy_stays_removed
+  LiveAccounting.mark_dead  tests/test_collection.py::test_removal_during_collection_stays_removed
   - segment.died_since_pin.add(location)
   + pass
 deletions-are-not-synced: After a power loss deleted segments are back, and the index does not know them.

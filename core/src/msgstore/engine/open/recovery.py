@@ -205,7 +205,6 @@ def _read_all(run: RecoveryRun) -> Iterator[Found]:
             run.recovery.hinted.append(segment.path.name)
             segment.appendable = True
             scan = SegmentScan(records=hint)
-            scan.separate_copies()
         else:
             scan = run.scan(segment)
             if segment.appendable and not scan.duplicates and segment.number != newest:
@@ -214,7 +213,7 @@ def _read_all(run: RecoveryRun) -> Iterator[Found]:
 
 
 def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes, int], default: int) -> None:
-    """Enter the records of one segment. It counts copies of records in other segments as live, too."""
+    """Enter the records of one segment. It counts copies as live, too."""
     ids, locations = found.id_list(), pack_locations(segment.number, found.offsets, found.sizes)
     sizes: Sequence[int] = found.sizes
     references: list[int] | None = None
@@ -225,7 +224,10 @@ def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes
             ids, locations, named = list(compress(ids, named)), list(compress(locations, named)), list(filter(None, named))
         references = named if named.count(1) < len(named) else None
     segment.live_count, segment.live_bytes = len(ids), sum(sizes)
+    before = len(index)
     index.enter(ids, locations, references)
+    if len(index) - before < len(ids) and len(first := dict(zip(reversed(ids), reversed(locations), strict=True))) < len(ids):
+        index.enter(list(first), first.values(), [counts.get(msg_id, default) for msg_id in first])  # a hint has copies
 
 
 def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:

@@ -62,7 +62,7 @@ class Writer:
 
     def register_client(self, client: Client) -> None:
         """Give a new client its calls ``write`` and ``remove``. Caller holds the state lock."""
-        client.fast_path = self.buffer.make_fast_path(
+        client.write, client.set_size_limit = self.buffer.make_fast_path(
             client.number,
             client.unconfirmed,
             self._fast_limit,
@@ -71,7 +71,6 @@ class Writer:
             self.charge,
             partial(self.write_slow, client),
         )
-        client.write = client.fast_path.write
         client.remove = self.buffer.make_remover(client.number, partial(self.remove_slow, client))
         self.flusher.clients.append(client)
         if client.unconfirmed is not None:
@@ -115,7 +114,7 @@ class Writer:
 
     def _update_fast_paths(self) -> None:
         for client in self.flusher.clients:
-            client.fast_path.set_size_limit(self._fast_limit)
+            client.set_size_limit(self._fast_limit)
 
     def set_failing(self, is_failing: bool) -> None:
         """Note the result of a flush."""
