@@ -22,11 +22,10 @@ import attrs
 import pytest
 
 import msgstore
-from attempts import in_processes
+from attempts import Outcome, in_processes
 from crash.files import KINDS, Fault, FaultyFiles, Interrupt, every_fault
 from crash.history import INDEXES, Run
 from crash.model import Aftermath, Broken, compare, demand, differences
-from crash.sweeps import Outcome
 from msgstore.contract import StoreIOError
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore_ets_index.index import EtsIndex
@@ -217,7 +216,7 @@ def test_store_after_some_faults_is_whole(phase, index_name, tmp_path):
     sample = Sample(1 if phase == "unchanged" else 12, 4)
     outcome = run_cell(FaultCell(4, phase, index_name, "os"), tmp_path, kinds=["EIO", "ENOSPC"], sample=sample)
     assert outcome.states or phase == "unchanged", "nothing was made to fail"
-    assert not outcome.failures, "\n".join(outcome.failures)
+    assert not outcome.failures, outcome.said
 
 
 @pytest.mark.crash
@@ -228,7 +227,7 @@ def test_store_after_any_fault_is_whole(fault_seed, phase, index_name, durabilit
     """``--fault-seeds 0-199`` has so many stores; a failure is told with the options that repeat it."""
     only = request.config.getoption("--only-fault")
     outcome = run_cell(FaultCell(fault_seed, phase, index_name, durability), tmp_path, only=only)
-    assert not outcome.failures, f"{len(outcome.failures)} of {outcome.states}:\n" + "\n".join(outcome.failures[:5])
+    assert not outcome.failures, outcome.said
 
 
 def load_and_remove(index, load=EtsIndex.load):
