@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from unittest import mock
 
 import pytest
 
+from attempts import in_processes
 from crash.faults import PHASES, FaultCell, run_cell
 from crash.model import differences
 from msgstore.contract import StoreIOError
@@ -71,6 +75,18 @@ def test_broken_build_fails_and_repeats_alone(owner, name, broken, fault_cell, k
     assert (again.states, [text.partition(" raises ")[0] for text in again.failures]) == (
         1, [failed[0].partition(" raises ")[0]],
     )  # fmt: skip
+
+
+def test_raised_died_and_hung_processes_are_reported():
+    calls = {"fine": lambda number: "answer", "raises": lambda number: 1 / 0, "hangs": lambda number: threading.Event().wait(),
+             "dies": lambda number: os.kill(os.getpid(), signal.SIGSEGV)}  # fmt: skip
+    found = {label: (result, error.partition(":")[0]) for label, result, error in in_processes(calls.items(), seconds=1)}
+    assert found == {
+        "fine": ("answer", ""),
+        "raises": (None, "ZeroDivisionError"),
+        "hangs": (None, "the process ended with exit status 1"),
+        "dies": (None, "the process ended with exit status -11"),
+    }
 
 
 def test_differences_between_model_and_store_are_told():

@@ -31,6 +31,7 @@ DATA = Path(__file__).parent.parent / "data"
 SMALL = 2048
 """Bytes."""
 
+Form = SegmentFormatV1 | SegmentFormatV2
 V1 = SegmentFormatV1(FormatContext(NoOptions()))
 V2 = SegmentFormatV2(FormatContext(NoOptions()))
 CHECKSUM = SegmentFormatV2(
@@ -65,7 +66,7 @@ def real(*suffixes: str) -> list[Path]:
 @corpus
 def segments(name: str) -> Iterator[Member]:
     """Small segments of the format ``name``: runs of real records, the whole small files, and written ones."""
-    form: SegmentFormatV1 | SegmentFormatV2 = {"v1": V1, "v2": V2, "checksum": CHECKSUM}[name]
+    form: Form = {"v1": V1, "v2": V2, "checksum": CHECKSUM}[name]
     suffix = ".rdq" if name == "v1" else ".sqs"
     random = Random(1)
     for path in real(suffix):
@@ -86,7 +87,7 @@ def segments(name: str) -> Iterator[Member]:
     yield from (Member(data, starts(form, data)) for data in (written(form, random) for _ in range(60)))
 
 
-def written(form: SegmentFormatV1 | SegmentFormatV2, random: Random, size: int = SMALL) -> bytes:
+def written(form: Form, random: Random, size: int = SMALL) -> bytes:
     """A segment with holes of every size, copies, records of every type, and bodies that look like records."""
     data, ids = bytearray(form.header), [random.randbytes(16) for _ in range(40)]
     after_hole = False
@@ -103,7 +104,7 @@ def written(form: SegmentFormatV1 | SegmentFormatV2, random: Random, size: int =
     return bytes(data)
 
 
-def bodies(form: SegmentFormatV1 | SegmentFormatV2, random: Random) -> list[bytes]:
+def bodies(form: Form, random: Random) -> list[bytes]:
     return [
         b"",
         bytes(random.randrange(30)),
@@ -114,7 +115,7 @@ def bodies(form: SegmentFormatV1 | SegmentFormatV2, random: Random) -> list[byte
     ]
 
 
-def starts(form: SegmentFormatV1 | SegmentFormatV2, data: bytes) -> list[int]:
+def starts(form: Form, data: bytes) -> list[int]:
     """The offsets of everything that a scan finds, and where it ends."""
     scan = form.scan(data)
     spots = [spot.offset for spot in scan.damage]

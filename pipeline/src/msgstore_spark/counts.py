@@ -11,7 +11,8 @@ from pyspark.sql import functions as sf
 
 from msgstore.contract import ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
-from msgstore.jobs.counts import DeltaShare, find_shares, read_share
+from msgstore.jobs.counts import find_shares, read_share
+from msgstore.jobs.reading.shares import Share
 from msgstore_spark.tasks import map_tasks
 
 
@@ -30,6 +31,6 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
     return sums.where("count > 0")
 
 
-def _read(_: int, share: DeltaShare) -> Iterator[pa.RecordBatch]:
+def _read(_: int, share: Share) -> Iterator[pa.RecordBatch]:
     for batch in read_share(share):
         yield pa.RecordBatch.from_arrays([pc.cast(batch.column(0), pa.binary()), batch.column(1)], ["id", "count"])

@@ -21,9 +21,10 @@ from pyspark.sql import SparkSession
 from msgstore.jobs.classes import ROWS, commit, finish, rows_of_records, staging_of
 from msgstore.jobs.columns.arrays import of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.counts import DeltaShare, read_share
+from msgstore.jobs.counts import read_share
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import read_intact
+from msgstore.jobs.reading.shares import Share
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import pack
 from msgstore_spark.tasks import map_tasks
@@ -62,7 +63,7 @@ def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
         yield _result_row(("segment", item.rank), good.damage)
 
 
-def _changes(number: int, share: DeltaShare, in_memory: int) -> Iterator[pa.RecordBatch]:
+def _changes(number: int, share: Share, in_memory: int) -> Iterator[pa.RecordBatch]:
     rows = 0
     with IdAggregator(_CHANGES, in_memory, _local_directory()) as sums:
         for batch in read_share(share):
