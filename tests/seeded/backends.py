@@ -17,12 +17,11 @@ v2-copies-count-as-records: A message that stands twice in a segment is counted 
   scan_segment  plugins/format_v2/tests/test_v2_format.py::test_many_batches_and_copies_across_them
   - scan.separate_copies()
   + pass
-@ msgstore_format_v2.gaps
+@ msgstore_format_v2.format
 seal-may-cross-a-sector: A power loss in a compaction leaves half of a record's head, and every message after it is lost.
-  gap_room  plugins/format_v2/tests/test_v2_format.py::test_room
+  SegmentFormatV2.gap_room  plugins/format_v2/tests/test_v2_format.py::test_room
   - _SECTOR - HOLE_SIZE
   + _SECTOR
-@ msgstore_format_v2.format
 v2-decode-ignores-the-id: A wrong location in the index gives the body of another message.
   SegmentFormatV2.decode  plugins/format_v2/tests/test_v2_format.py::test_decode_refuses_what_is_not_the_record
   - record[_ID] == msg_id and record[0]

@@ -87,7 +87,7 @@ interrupted-store-goes-on: After Ctrl-C in the middle of a change the store goes
 @ msgstore.engine.client
 write-many-counts-the-failed-pair: After an error write_many says that one pair more was taken than was: the caller leaves it
     out.
-  Client.write_many  tests/test_refused_calls.py::test_write_many_of_a_list_counts_the_taken
+  Client.write_many  tests/test_refused_calls.py::test_write_many_says_how_many_were_taken
   - length_hint(rest) - 1
   + length_hint(rest)
 """

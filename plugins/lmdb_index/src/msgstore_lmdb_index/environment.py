@@ -22,11 +22,12 @@ from msgstore_lmdb_index.contents import (
     LAYOUT_KEY,
     MAX_READERS,
     Contents,
+    DamagedError,
+    ErrorTranslator,
     check_exists,
     refuse_links,
     short_switch_interval,
 )
-from msgstore_lmdb_index.errors import DamagedError, ErrorTranslator
 
 _MINIMUM_MAP = 2**20
 _MAP_STEP = 2**16

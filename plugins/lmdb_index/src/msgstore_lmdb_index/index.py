@@ -13,8 +13,8 @@ from itertools import repeat
 
 from msgstore.contract import RESCUED_KEY, IndexContext, ReleaseResult
 from msgstore_lmdb_index import rescue, unsynced
+from msgstore_lmdb_index.contents import DamagedError, ErrorTranslator
 from msgstore_lmdb_index.environment import Environment
-from msgstore_lmdb_index.errors import DamagedError, ErrorTranslator
 from msgstore_lmdb_index.layers import Layer, ReadSlot, count_gained, merge, recount
 from msgstore_lmdb_index.live import LiveEnvironment
 

@@ -210,10 +210,10 @@ def errors(place: Path) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError) or isinstance(error, StoreLocked):
             raise
-        where = cause.filename2 or cause.filename or place
+        cause.filename = cause.filename2 or cause.filename or place  # an outer block names the same
         raise StoreIOError(
-            f"{where}: {cause.strerror or cause}. Nothing was kept; mend the cause (space, limits, permissions, the disk) and "
-            f"run the job again."
+            f"{cause.filename}: {cause.strerror or cause}. Nothing was kept; mend the cause (space, limits, permissions, the "
+            "disk) and run the job again."
         ) from cause
 
 
