@@ -11,9 +11,7 @@ import pytest
 
 import msgstore
 from msgstore.contract import Capability, Columns, GapFill, IndexDescriptor, SegmentFormatDescriptor
-from msgstore.jobs.reading.chains import read_spans
 from msgstore.plugins.loader import Provider, Registration
-from msgstore.scan import FormatSet
 from msgstore.testing import stores
 from msgstore_ets_index.index import EtsIndex
 from msgstore_format_v2.format import SegmentFormatV2
@@ -309,15 +307,3 @@ def test_opening_scan_fails_names_plugin_and_file(fault, opened, tmp_path, fault
     assert files_of(tmp_path) == before
     faults.clear()
     assert everything <= contents(opened("odd")).keys()
-
-
-@pytest.mark.parametrize("fault", ["unordered", "overlapping", "out of bounds", "short of ids"])
-def test_salvage_scan_fails_is_no_chain(fault, opened, tmp_path, faults):
-    """Its caller reports the segment as unreadable; nothing is copied from wrong places."""
-    store = opened("odd")
-    fill(store)
-    store.close()
-    odd = FormatSet(odd_catalogue()).by_name("odd").format
-    faults["scan"] = scanning(SPOILED[fault])
-    with pytest.raises(ValueError, match="the scan returns records"):
-        read_spans(odd, (tmp_path / "0.odd").read_bytes())

@@ -74,17 +74,21 @@ def test_opening_fault_at_any_operation_keeps_counts(path, kind, failure):
                 assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS), failed
 
 
-def test_unchanged_store_opened_and_closed_is_untouched(path, kind):
+def test_store_without_changes_is_untouched_until_the_first(path, kind):
+    """Also if it is killed. The references of one message are a change, too."""
     keys = {"index": kind, "sync_interval": "1h"}
-    open_with(path, **keys).close()
+    open_with(path, **keys).abandon()
+    with open_with(path, **keys) as store:
+        assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS)
     with unchanged(path, but=["msgstore.lock", "lock.mdb"]), open_with(path, **keys) as store:
         store.flush()
-
-
-def test_killed_before_first_change_keeps_counts(path, kind):
-    open_with(path, index=kind, sync_interval="1h").abandon()
-    with open_with(path, index=kind) as store:
-        assert (store.stats().recovery.how, counts(store)) == ("trust", COUNTS)
+    store = open_with(path, **keys)
+    store.client().remove([IDS[5]])
+    store.flush()
+    assert not list(path.glob("*clean.dot"))
+    store.close()
+    with open_with(path, **keys) as store:
+        assert counts(store) == COUNTS | {IDS[5]: 5}
 
 
 def test_killed_before_first_commit_scans_the_tail(path, kind, monkeypatch):
@@ -135,19 +139,6 @@ def test_index_change_fault_keeps_counts(stores, tmp_path, failure, new):
     for failed in failures(failure, take_over):
         with open_with(path, index=new, sync_interval="1h") as store:
             assert counts(store) == COUNTS, failed
-
-
-def test_first_change_retires_the_marker(path, kind):
-    """Only the references of one message change: also that is a change."""
-    store = open_with(path, index=kind, sync_interval="1h")
-    assert (path / "clean.dot").exists()
-    store.client().remove([IDS[5]])
-    store.flush()
-    assert not (path / "clean.dot").exists()
-    assert not (path / "msgstore-clean.dot").exists()
-    store.close()
-    with open_with(path, index=kind) as store:
-        assert counts(store) == COUNTS | {IDS[5]: 5}
 
 
 # -- the directory of a new store, with every parent that was made for it -------------------------------------------------

@@ -1,7 +1,8 @@
-"""Small damage to a directory costs what it damaged, and no counts: they are kept wherever the records agree."""
+"""Damage to a directory costs what it damaged, and no counts: they are kept wherever the records agree."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -9,15 +10,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import msgstore
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.testing.faults import copy_of
-from support import command, failing, filled, flip, json_of, needs_erlang, open_with
+from support import command, failing, filled, flip, json_of, needs_erlang, open_with, unchanged
 from support import counts as references_of
 
 IDS = [bytes([n]) * 16 for n in range(1, 13)]
@@ -25,9 +28,11 @@ COUNTS = {msg_id: n for n, msg_id in enumerate(IDS, 1) if n % 4}
 """Every fourth message is removed."""
 BODY = 60
 """Bytes; four messages fill a segment."""
+OTHERS = [bytes([n]) * 16 for n in range(101, 105)]
+Counts = dict[bytes, int]
 
 
-def fill(path: Path, kind: str, ids: list[bytes] = IDS, **keys: object) -> None:
+def fill(path: Path, kind: str, ids: list[bytes] = IDS, **keys: object) -> Path:
     with open_with(path, index=kind, sync_interval="1h", file_size_limit=350, gc_interval=0, **keys) as store:
         client = store.client("c")
         for at, msg_id in enumerate(ids, 1):
@@ -36,15 +41,12 @@ def fill(path: Path, kind: str, ids: list[bytes] = IDS, **keys: object) -> None:
             if at % 4 == 0:
                 store.roll()
         client.remove([msg_id for msg_id in ids if msg_id not in COUNTS and msg_id in IDS])
+    return path
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    stores = {}
-    for kind in ("ets", "lmdb"):
-        stores[kind] = tmp_path_factory.mktemp("damage") / kind
-        fill(stores[kind], kind)
-    return stores
+    return {kind: fill(tmp_path_factory.mktemp("damage") / kind, kind) for kind in ("ets", "lmdb")}
 
 
 @pytest.fixture
@@ -53,17 +55,23 @@ def path(made, kind, tmp_path):
     return copy_of(made[kind], tmp_path / "store")
 
 
-def reopened(path: Path, kind: str, **keys: object) -> tuple[dict[bytes, int], Recovery]:
-    with open_with(path, index=kind, file_size_limit=350, **keys) as store:
-        return references_of(store), store.stats().recovery
+def reopened(path: Path, kind: str, **keys: object) -> tuple[Counts, Recovery]:
+    with open_with(path, **{"index": kind, "file_size_limit": 350, "gc": "never", **keys}) as store:
+        stats = store.stats()
+        assert stats.messages == sum(segment.live_count for segment in store.segments()) == len(references_of(store))
+        assert stats.live_bytes == sum(entry.size for entry in store.entries())
+        assert set(store.read_many(IDS).items()) == {(i, i[:1] * BODY) for i in references_of(store) if i in IDS}
+        return references_of(store), stats.recovery
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
 
 
-def verified(path: Path, code: int | None = None) -> dict[str, Any]:
-    return json_of("verify", path, code=code)[-1]
+def less(*numbers: int, last: bool = False) -> Counts:
+    """The counts without these segments, or without the last live message of each."""
+    gone = {msg_id for number in numbers for msg_id in IDS[4 * number + 2 * last : 4 * number + 4]}
+    return {msg_id: count for msg_id, count in COUNTS.items() if msg_id not in gone}
 
 
 def append(path: Path, data: bytes = b"x") -> None:
@@ -71,62 +79,131 @@ def append(path: Path, data: bytes = b"x") -> None:
         file.write(data)
 
 
-DAMAGES = {
-    "1.sqs has grown since it was sealed": append,
-    "clean.dot is not the one that was left with it": lambda path: flip(path / "clean.dot", 5, 1),
-    "99.sqs is new": lambda path: (path / "99.sqs").touch(),
-    "clean.dot is not": lambda path: (path / "clean.dot").unlink(),
+def grown(path: Path) -> None:
+    other = filled(path.with_name("other"), [(OTHERS[0], b"new")], index="ets")
+    append(path, (other / "0.sqs").read_bytes()[64:])  # without the header
+
+
+def replaced(path: Path) -> None:
+    other = fill(path.with_name("other"), "ets", OTHERS)
+    assert (other / "0.sqs").stat().st_size == (path / "1.sqs").stat().st_size
+    (path / "1.sqs").write_bytes((other / "0.sqs").read_bytes())
+
+
+def used_by_broker(path: Path) -> None:
+    (path / "msg_store_index.ets").write_bytes(b"what the broker saved")
+    (path / "clean.dot").write_bytes(b"{client_refs,[]}.\n{last_v1_file,none}.\n")
+
+
+def cut(path: Path, number: int, left: int = 0) -> None:
+    """Cut off the last live record, but for so many bytes; the dead one after it goes, too."""
+    os.truncate(path / f"{number}.sqs", 64 + 2 * 81 + left)
+
+
+def lost_in_a_copy(path: Path) -> None:
+    """Every other segment has another time, and is compared with the index."""
+    (path / "1.sqs").unlink()
+    for name in ("0.sqs", "2.sqs"):
+        os.utime(path / name)
+
+
+def missing_and_grown(path: Path) -> None:
+    append(path)
+    (path / "0.sqs").unlink()
+
+
+@attrs.frozen
+class Case:
+    """What is done to a directory, and what its next opening says."""
+
+    change: Callable[[Path], object]
+    distrust: str
+    counts: Counts = COUNTS
+    missing: int = 0
+    revived: int = 0
+    lost: str = ""
+    """Name and fate of the segment that is lost."""
+    read: list[str] | None = None
+    """Segments that are read; None if that does not matter."""
+    how: str = "reconciled"
+    keys: dict[str, Any] = attrs.field(factory=dict)
+
+
+def deleting(*names: str) -> Callable[[Path], object]:
+    return lambda path: [(path / name).unlink() for name in names]
+
+
+def flipping(path: Path) -> object:
+    return flip(path / "clean.dot", 5, 1)
+
+
+AGAIN = COUNTS | {IDS[7]: 1}
+"""A removed message of segment 1 is back."""
+GIVEN = {"refcounts": [(IDS[0], 7), (IDS[3], 2)]}
+FIVE = {"refcounts": dict.fromkeys(COUNTS, 5).items()}
+LOST = "segments are missing or shortened"
+CASES = {
+    "grown by a byte": Case(append, "1.sqs has grown since it was sealed", read=["1.sqs"]),
+    "marker damaged": Case(flipping, "clean.dot is not the one that was left with it", read=[]),
+    "marker gone": Case(deleting("clean.dot"), "clean.dot is not", read=[]),
+    "empty segment": Case(lambda path: (path / "99.sqs").touch(), "99.sqs is new", read=["99.sqs"]),
+    "grown by a record": Case(grown, "1.sqs has grown", COUNTS | {OTHERS[0]: 1}, read=["1.sqs"]),
+    "moved": Case(lambda path: (path / "1.sqs").rename(path / "7.sqs"), "7.sqs is new", AGAIN, 0, 1, "1.sqs is missing"),
+    "copied": Case(lambda path: shutil.copy2(path / "1.sqs", path / "99.sqs"), "99.sqs is new", AGAIN, 0, 1, read=["99.sqs"]),
+    "replaced": Case(replaced, "1.sqs was", less(1) | dict.fromkeys(OTHERS, 1), 3, 4, "1.sqs is not the file that it was"),
+    "missing": Case(deleting("1.sqs"), LOST, less(1), 3, lost="1.sqs is missing"),
+    "missing in a copy": Case(lost_in_a_copy, LOST, less(1), 3, lost="1.sqs is missing", read=["0.sqs", "2.sqs"]),
+    "missing beside other damage": Case(missing_and_grown, "1.sqs has grown", less(0), 3, lost="0.sqs is missing"),
+    "shortened": Case(lambda path: cut(path, 1), LOST, less(1, last=True), 1, lost="1.sqs has 226 of"),
+    "torn": Case(lambda path: cut(path, 2, 20), LOST, less(2, last=True), 1, lost="2.sqs has 246 of"),
+    "deleted by a broker": Case(deleting("1.sqs", "clean.dot"), "clean.dot is not", less(1), 3),
+    "used by a broker": Case(used_by_broker, "RabbitMQ has saved", dict.fromkeys(IDS, 1), revived=3, how="rebuild"),
+    "given counts": Case(flipping, "clean.dot is not", dict(GIVEN["refcounts"]), how="rebuild", keys=GIVEN),
+    "given counts, missing": Case(
+        deleting("1.sqs"), LOST[:20], dict.fromkeys(less(1), 5), 3, 0, "1.sqs is", None, "rebuild", FIVE
+    ),
 }
 
 
-@pytest.mark.parametrize("reason", DAMAGES)
-def test_small_damage_keeps_every_count(path, kind, reason, caplog, files):
-    DAMAGES[reason](path)
-    summary = verified(path)
-    assert (summary["kept"], summary["missing"], summary["revived"]) == (9, 0, 0)
-    assert reason in summary["distrust"]
-    with open_with(path, files, index=kind, file_size_limit=350) as store:
-        recovery = store.stats().recovery
-        assert references_of(store) == COUNTS, "counts after small damage"
-    assert (recovery.kept, recovery.missing, recovery.revived, recovery.copy) == (9, 0, 0, None)
-    assert f"do not fit the directory: {recovery.distrust}. 9 messages keep their counts, 0 are missing" in warnings(caplog)
-    read = {Path(name).name for operation, name, _ in files.operations if operation == "open_read"}
-    assert read & {"0.sqs", "1.sqs", "2.sqs"} == ({"1.sqs"} if DAMAGES[reason] is append else set()), "more is read"
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_damaged_directory_keeps_what_records_confirm(path, kind, case, caplog):
+    """Nothing is read that need not be. The counts of before are in a file, and the next opening trusts the index."""
+    case.change(path)
+    for mode in ("r", "rw"):
+        caplog.clear()
+        with unchanged(path, but=["data.mdb", "lock.mdb"]) if mode == "r" else contextlib.nullcontext():
+            counts, recovery = reopened(path, kind, mode=mode, **case.keys)
+        assert case.read is None or recovery.scanned == case.read
+        assert counts == case.counts
+        assert (recovery.how, recovery.missing, recovery.revived) == (case.how, case.missing, case.revived)
+        assert recovery.kept == (0 if case.how == "rebuild" else len(COUNTS) - case.missing)
+        assert case.distrust in (recovery.distrust or "")
+        assert f"do not fit the directory: {recovery.distrust}. {recovery.kept} messages keep their counts" in warnings(caplog)
+        assert [f"{lost.file} {lost}"[: len(case.lost)] for lost in recovery.lost] == [case.lost] * bool(case.lost)
+        assert not case.lost or f"{path / recovery.lost[0].file}: {recovery.lost[0]}" in warnings(caplog)
+    is_changed = counts != COUNTS or case.missing
+    assert recovery.copy == ("msgstore-counts-1.csv" if is_changed else None)
+    if recovery.copy:
+        lines = (path / recovery.copy).read_text().splitlines()
+        assert {bytes.fromhex(line[:32]): int(line[33:]) for line in lines[1:]} == COUNTS
     counts, recovery = reopened(path, kind)
-    assert (counts, recovery.how) == (COUNTS, "trust")
+    assert (counts, recovery.how, recovery.damaged) == (case.counts, "trust", [])
 
 
-def test_replaced_segment_tells_missing_messages(path, kind, tmp_path, caplog):
-    """By a file of another store, of the same size. The counts of before are kept as a file, which gives them back."""
-    others = [bytes([n]) * 16 for n in range(101, 105)]
-    fill(tmp_path / "other", kind, others)
+def verified(path: Path, code: int) -> dict[str, Any]:
+    return json_of("verify", path, code=code)[-1]
+
+
+def test_replaced_segment_comes_back_with_saved_counts(path, kind):
     saved = (path / "1.sqs").read_bytes()
-    (path / "1.sqs").write_bytes((tmp_path / "other" / "0.sqs").read_bytes())
-    assert len(saved) == (path / "1.sqs").stat().st_size
+    replaced(path)
     summary = verified(path, 1)
-    assert (summary["missing"], summary["revived"], summary["ok"]) == (3, 4, False)
-    counts, recovery = reopened(path, kind)
-    left = {msg_id: count for msg_id, count in COUNTS.items() if msg_id not in IDS[4:8]}
-    assert counts == left | dict.fromkeys(others, 1)
-    assert (recovery.kept, recovery.missing, recovery.revived) == (6, 3, 4)
-    assert [(lost.file, lost.messages, lost.reason) for lost in recovery.lost] == [("1.sqs", 3, "replaced")]
-    assert "6 messages keep their counts, 3 are missing, 4 may have been removed and are live again" in warnings(caplog)
-    assert recovery.copy == "msgstore-counts-1.csv"
-    lines = (path / recovery.copy).read_text().splitlines()
-    assert {bytes.fromhex(line[:32]): int(line[33:]) for line in lines[1:]} == COUNTS
+    assert (summary["kept"], summary["missing"], summary["revived"], summary["ok"]) == (6, 3, 4, False)
+    assert "1.sqs was changed" in summary["distrust"]
+    _, recovery = reopened(path, kind)
     (path / "1.sqs").write_bytes(saved)
     command("rm", path, IDS[0].hex(), "--refcounts", path / recovery.copy)
     assert reopened(path, kind)[0].keys() == COUNTS.keys() - {IDS[0]}
-
-
-def test_copied_segment_reports_revived_messages(path, kind, caplog):
-    """As an operator's backup in the same directory."""
-    shutil.copy2(path / "1.sqs", path / "99.sqs")
-    summary = verified(path, 1)
-    counts, recovery = reopened(path, kind)
-    back = counts.keys() - COUNTS.keys()
-    assert recovery.revived == summary["revived"] == len(back) > 0
-    assert f"{len(back)} may have been removed and are live again" in warnings(caplog)
 
 
 def test_damaged_snapshot_keeps_other_counts(made, tmp_path, caplog):
@@ -138,51 +215,6 @@ def test_damaged_snapshot_keeps_other_counts(made, tmp_path, caplog):
     assert len(counts.keys() - COUNTS.keys()) <= 1, "the dead of other segments are back"
     assert (path / "msgstore-ets.snapshot.damaged").read_bytes() == data
     assert "keep their counts, 1 are missing" in warnings(caplog)
-
-
-def test_missing_segment_beside_other_damage_keeps_counts(path, kind):
-    (path / "0.sqs").unlink()
-    append(path)
-    counts, recovery = reopened(path, kind)
-    assert counts == {msg_id: count for msg_id, count in COUNTS.items() if msg_id not in IDS[:4]}
-    assert (recovery.missing, [lost.reason for lost in recovery.lost]) == (3, ["missing"])
-
-
-def test_moved_records_keep_their_counts(path, kind):
-    """Another program has put a segment under another number."""
-    (path / "1.sqs").rename(path / "7.sqs")
-    counts, recovery = reopened(path, kind)
-    assert {msg_id: counts.get(msg_id) for msg_id in COUNTS} == COUNTS
-    assert recovery.missing == 0
-
-
-def test_grown_segment_enters_only_what_is_new(path, kind):
-    """Below the size that the index knows, what it does not have is dead."""
-    other = filled(path.with_name("other"), [(b"n" * 16, b"new")], index=kind)
-    append(path, (other / "0.sqs").read_bytes()[64:])  # without the header
-    counts, recovery = reopened(path, kind)
-    assert counts == COUNTS | {b"n" * 16: 1}
-    assert recovery.revived == 0
-
-
-def test_given_counts_still_rebuild(path, kind):
-    flip(path / "clean.dot", 5, 1)
-    counts, recovery = reopened(path, kind, refcounts=[(IDS[0], 7), (IDS[3], 2)])
-    assert (recovery.how, counts) == ("rebuild", {IDS[0]: 7, IDS[3]: 2})
-    assert recovery.copy is not None
-
-
-def test_broker_use_in_between_warns_of_the_dead(path, kind, caplog):
-    """Counts are the broker's to know then; without them the removed messages are back, and it is said how many."""
-    (path / "msg_store_index.ets").write_bytes(b"what the broker saved")
-    (path / "clean.dot").write_bytes(b"{client_refs,[]}.\n{last_v1_file,none}.\n")
-    summary = verified(path, 1)
-    assert (summary["revived"], summary["ok"]) == (3, False)
-    assert "no damage" not in command("verify", path, code=1).stdout
-    counts, recovery = reopened(path, kind)
-    assert counts == dict.fromkeys(IDS, 1)
-    assert (recovery.how, recovery.revived, recovery.copy) == ("rebuild", 3, "msgstore-counts-1.csv")
-    assert "3 may have been removed and are live again" in warnings(caplog)
 
 
 def test_failed_reconciliation_can_be_repeated(path, kind, files):
@@ -197,19 +229,21 @@ def test_failed_reconciliation_can_be_repeated(path, kind, files):
 # -- msgstore.json ----------------------------------------------------------------------------------------------------------
 
 TORN = {"empty": b"", "torn": b'{"layout": 1,', "zeros": bytes(134), "huge": bytes(2**20 + 1)}
-BOTH = ("msgstore.json", "msgstore.json.copy")
 
 
 @pytest.mark.parametrize("torn", TORN)
-@pytest.mark.parametrize("mode", ["rw", "r"])
-def test_damaged_settings_are_restored_from_their_copy(path, kind, torn, mode, caplog):
+def test_damaged_settings_are_restored_from_their_copy(path, kind, torn, caplog):
     was = (path / "msgstore.json").read_bytes()
     (path / "msgstore.json").write_bytes(TORN[torn])
-    with open_with(path, index=kind, mode=mode) as store:
-        assert references_of(store) == COUNTS
-    assert warnings(caplog).count("msgstore.json: is damaged") == 1
-    assert "Its copy is used" in warnings(caplog)
-    assert (path / "msgstore.json").read_bytes() == (was if mode == "rw" else TORN[torn])
+    for mode in ("r", "rw"):
+        caplog.clear()
+        assert reopened(path, kind, mode=mode)[0] == COUNTS
+        assert warnings(caplog).count("msgstore.json: is damaged") == 1
+        assert "Its copy is used" in warnings(caplog)
+        assert (path / "msgstore.json").read_bytes() == (was if mode == "rw" else TORN[torn])
+    (path / "msgstore.json.copy").unlink()  # as a crash between the two files has left them
+    reopened(path, kind)
+    assert (path / "msgstore.json.copy").read_bytes() == was
 
 
 def test_copy_of_settings_names_the_index(tmp_path):
@@ -234,22 +268,14 @@ def test_copy_of_settings_names_the_codec(tmp_path):
         (tmp_path / "msgstore.json").write_bytes(b"")
         arguments = [sys.executable, "-m", "msgstore", "get", str(tmp_path), IDS[0].hex()]
         assert subprocess.run(arguments, capture_output=True, check=True).stdout == b"body"
-    for mode in ("r", "rw"):
-        with open_with(tmp_path, index="lmdb", mode=mode) as store:
-            assert store.client().read(IDS[0]) == b"body"
+    with open_with(tmp_path, index="lmdb") as store:
+        assert store.client().read(IDS[0]) == b"body"
     assert json.loads((tmp_path / "msgstore.json").read_bytes())["body"] == "erlang"
-
-
-def test_settings_without_a_copy_get_one(path, kind):
-    """As a crash between the two files has left them."""
-    (path / "msgstore.json.copy").unlink()
-    open_with(path, index=kind).close()
-    assert (path / "msgstore.json.copy").read_bytes() == (path / "msgstore.json").read_bytes()
 
 
 def test_damaged_settings_and_copy_are_refused(path, kind, tmp_path):
     """What to do is said, and does it; what needs no settings still works."""
-    for name in BOTH:
+    for name in ("msgstore.json", "msgstore.json.copy"):
         (path / name).write_bytes(b"")
     for mode in ("rw", "r"):
         with pytest.raises(msgstore.StoreError, match=r"msgstore.json: cannot be used: .*move the file away.*adopt=True"):

@@ -24,16 +24,16 @@ tail-scan-resets-counts: After a crash a message with several references has one
   + ]
 @ msgstore.engine.open.reconcile
 lost-messages-stay-in-the-index: A message whose segment is missing is still said to be there, and reading it raises an error.
-  reconcile  tests/test_recovery.py::test_lost_segment_is_reported_other_counts_stay
+  reconcile  tests/test_small_damage.py::test_damaged_directory_keeps_what_records_confirm
   - index.release(list(gone))
   + pass
 moved-records-lose-their-counts: Messages that another program has moved have one reference each, and go with the first removal.
-  reconcile  tests/test_small_damage.py::test_moved_records_keep_their_counts
+  reconcile  tests/test_small_damage.py::test_damaged_directory_keeps_what_records_confirm
   - copies.values(), [gone[msg_id] for msg_id in copies])
   + copies.values())
 first-record-after-the-row-is-dead: The first message that was appended after the last clean stop is lost when the index is
     reconciled.
-  _find_new  tests/test_small_damage.py::test_grown_segment_enters_only_what_is_new
+  _find_new  tests/test_small_damage.py::test_damaged_directory_keeps_what_records_confirm
   - is_new = offset >= size or
   + is_new = offset > size or
 @ msgstore.engine.open.broker_counts
