@@ -143,7 +143,7 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
 
     Raises StoreError if the system cannot read them, unless ``read_only``: an opening that writes removes them permanently.
     """
-    path, summary = shutdown_files.saved(SAVED_COUNTS), shutdown_files.saved(SAVED_SUMMARY)
+    path, summary = shutdown_files.find_saved(SAVED_COUNTS), shutdown_files.find_saved(SAVED_SUMMARY)
     counts, unused = BrokerCounts(segments.directory), None
     if path is None:
         path, unused = segments.directory / SAVED_SUMMARY, f"there is no {SAVED_COUNTS} beside it"
