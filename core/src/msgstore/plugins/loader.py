@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
+from typing import get_type_hints
 
 import attrs
 import pluggy
@@ -48,14 +49,9 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
 """Kind of backend to (hook, class of its descriptors). A kind is the configuration key or option that selects a backend."""
 
 EVENT_HOOKS: dict[str, type[events.Event]] = {
-    "msgstore_store_opened": events.StoreOpenedEvent,
-    "msgstore_store_closed": events.StoreClosedEvent,
-    "msgstore_segment_rolled": events.SegmentRolledEvent,
-    "msgstore_segment_deleted": events.SegmentDeletedEvent,
-    "msgstore_recovery_finished": events.RecoveryFinishedEvent,
-    "msgstore_corruption_found": events.CorruptionFoundEvent,
-    "msgstore_collection_finished": events.CollectionFinishedEvent,
-    "msgstore_messages_dropped": events.MessagesDroppedEvent,
+    name: get_type_hints(hook)["event"]
+    for name, hook in vars(hookspecs).items()
+    if "event" in getattr(hook, "__annotations__", ())
 }
 """Event hook to the class of its events."""
 
