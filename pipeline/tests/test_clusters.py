@@ -12,7 +12,7 @@ import clusters
 import msgstore
 from msgstore.scan import describe
 from msgstore_spark import check_executors
-from msgstore_spark.fingerprint import fingerprint
+from msgstore_spark.executors import fingerprint
 
 WORK = """
     import json, os, sys
@@ -121,8 +121,8 @@ def test_connect_and_classic_alternate_in_process(connect_server):
 def test_cluster_without_workers_is_refused(tmp_path):
     program = """
         import sys
-        from msgstore_spark import SparkUnavailable, check_executors, fingerprint, session
-        fingerprint.EXECUTOR_TIMEOUT_SECONDS = 1
+        from msgstore_spark import SparkUnavailable, check_executors, executors, session
+        executors.EXECUTOR_TIMEOUT_SECONDS = 1
         with session(sys.argv[1]) as spark:
             try:
                 check_executors(spark)

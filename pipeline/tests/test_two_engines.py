@@ -182,7 +182,7 @@ def test_reconcile_is_the_same(spark, tmp_path, broker, monkeypatch):
     deltas = [write_lines(tmp_path / "a.csv", changes[::2]), write_lines(tmp_path / "b.csv", changes[1::2])]
     found = []
     for name, in_memory in (("local", 2**20), ("spark", 2**20), ("spark", 20)):
-        monkeypatch.setattr("msgstore_spark.jobs.reconcile._MAX_ROWS_IN_MEMORY", in_memory)
+        monkeypatch.setattr("msgstore_spark.jobs._MAX_ROWS_IN_MEMORY", in_memory)
         to = tmp_path / f"{name} {in_memory}"
         report = run(name, "reconcile", plan_reconcile(CATALOGUE, [broker], deltas, to=to))
         said = [report.as_json(), list(report.named_as_json()), [spot.as_json() for spot in report.damage]]
