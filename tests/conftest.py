@@ -31,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--examples", type=int, default=4, help="random histories of the model test, for each cell")
     add("--fuzz", type=int, default=10_000, help="mutated inputs of test_fuzz.py, over all parsers")
     add("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
+    add("--fault-seeds", default="0-1", help="stores in which every file operation fails: a number, or FIRST-LAST")
+    add("--only-fault", help="the failure to repeat, such as 42:EIO: the operation's number and the kind")
     add("--kills", type=int, default=10, help="kill -9 for each cell of the crash harness")
     add("--stress", type=int, default=30_000, help="messages of the stress test, for each cell")
     add("--needs-browser", action="store_true", help="fail, do not skip, where there is no Chromium")
@@ -57,6 +59,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell", cells, ids=str)
     if "index" in metafunc.fixturenames:
         metafunc.parametrize("index", sorted({cell.index for cell in cells}))
+    if "fault_seed" in metafunc.fixturenames:
+        first, _, last = metafunc.config.getoption("--fault-seeds").partition("-")
+        metafunc.parametrize("fault_seed", range(int(first), int(last or first) + 1))
 
 
 def chosen(config: pytest.Config) -> list[Cell]:

@@ -256,10 +256,11 @@ def combinable(store: msgstore.Store) -> list[Combine]:
 TWENTY = [(bytes([n]) * 16, b"body") for n in range(20)]
 
 
-def command(*arguments: object, code: int | None = 0, stdin: bytes | str | None = None) -> Result:
-    """Run the command line in this process. Fails for another exit code, unless ``code`` is None."""
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(main, [str(argument) for argument in arguments], input=stdin)
+def command(*arguments: object, code: int | None = 0, stdin: bytes | str | None = None, columns: int = 400) -> Result:
+    """Run the command line in this process. Fails for a traceback or another exit code; None is any."""
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [str(argument) for argument in arguments], input=stdin)
     assert isinstance(result.exception, SystemExit | None), result.exception
+    assert "Traceback" not in result.stderr
     assert code in (None, result.exit_code), result.output
     return result
 
@@ -360,11 +361,13 @@ def failing(error: int = errno.EIO) -> Callable[..., Any]:
     return fail
 
 
-def flip(path: Path, offset: int, bits: int = 0xFF) -> bytes:
-    """Change bits of one byte. Return the new content."""
-    data = bytearray(path.read_bytes())
+def flip(path: Path, offset: int, bits: int = 0xFF, *, unseen: bool = False) -> bytes:
+    """Change bits of one byte; ``unseen``: the file's times stay. Return the new content."""
+    status, data = path.stat(), bytearray(path.read_bytes())
     data[offset] ^= bits
     path.write_bytes(data)
+    if unseen:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     return bytes(data)
 
 

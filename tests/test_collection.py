@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import random
-import threading
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from itertools import count, islice, pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import msgstore
-from msgstore.contract import Combine, Compact, Drop
+from msgstore.contract import Combine, Compact, Drop, RecordError
 from msgstore.files import Files
-from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import Crash
-from support import collect, contents, counts, failing, flip, id_of, open_with
+from support import collect, contents, failing, flip, id_of, open_with
 
 LIMIT = 20_000
 KEYS = {"sync_interval": "1h", "gc_interval": 0, "file_size_limit": LIMIT}
@@ -64,8 +59,10 @@ def check(store, expected: dict[bytes, bytes]) -> None:
     assert not list(store.path.glob("*.tmp"))
 
 
-def check_killed(cell, store, opened, expected: dict[bytes, bytes]) -> None:
+def check_killed(cell, store, opened, expected: dict[bytes, bytes], gone=()) -> None:
     """After a kill: what a persistent index knew, and from an index in memory at least every message."""
+    for msg_id in gone:
+        del expected[msg_id]
     store.abandon()
     store = opened()
     if cell.index == "lmdb":
@@ -204,22 +201,17 @@ def test_compaction_in_place_syncs_every_step(tmp_path, files, monkeypatch):
     assert steps[:10] == ["commit", *["pwrite", "sync"] * 3, "commit", "truncate", "sync"]
 
 
-def test_compaction_copies_only_format_v1(cell, store):
-    expected, numbers = halves(store)
-    assert [one.outcome for one in collect(store, Compact(numbers[0]))] == ["compacted"]
-    check(store, expected)
-    assert (numbers[0] in [s.number for s in store.segments()]) == (cell.format == "v2")
-
-
 def test_compaction_without_gain_is_not_repeated(cell, opened):
-    """Or a collector in the background would read it again and again."""
+    """Or a collector in the background would read it again and again. Only a segment of v1 is copied."""
     store = opened(gc={"use": "half-empty", "garbage": 0.01})
     client = store.client()
     client.write_many([(bytes(16), b"x" * 3000), (b"1" * 16, b"y" * 4000)])
     store.roll()
+    (number,) = (s.number for s in store.segments())
     client.remove([bytes(16)])
     (done,) = store.compact()
     assert (done.outcome, done.written) == (("compacted", 4025) if cell.format == "v1" else ("none", 0))
+    assert [s.number == number for s in store.segments()] == [cell.format == "v2"]
     assert store.compact() == []
     assert [one.outcome for one in store.compact(everything=True)] == ([] if cell.format == "v1" else ["none"])
 
@@ -227,14 +219,17 @@ def test_compaction_without_gain_is_not_repeated(cell, opened):
 # -- meanwhile ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operation", ["pwrite", "sync", "replace"])
+@pytest.mark.parametrize("step", ["pwrite", "sync", "last"])
 @pytest.mark.parametrize("flushed", [False, True])
-@pytest.mark.parametrize("gone", [(0, -1), range(40)], ids=["some", "all"])
-def test_removal_during_copy_stays_removed(cell, opened, store, client, files, operation, flushed, gone):
+@pytest.mark.parametrize("gone", [(0, 18, -1), range(40)], ids=["some", "all"])
+@pytest.mark.parametrize("kind", ["combine", "compact"])
+def test_removal_during_collection_stays_removed(cell, opened, store, client, files, kind, step, flushed, gone):
     expected, numbers = halves(store)
     ids, done = [list(expected)[at] for at in gone], []
-    files.before(operation, lambda: (client.remove(ids), flushed and store.flush(), done.append(1)), ".tmp")
-    collect(store, Combine(tuple(numbers)))
+    in_place = kind == "compact" and cell.format == "v2"
+    operation = {"last": "truncate" if in_place else "replace"}.get(step, step)
+    files.before(operation, lambda: (client.remove(ids), flushed and store.flush(), done.append(1)), "" if in_place else ".tmp")
+    collect(store, Compact(numbers[0]) if kind == "compact" else Combine(tuple(numbers)))
     assert done
     for msg_id in ids:
         del expected[msg_id]
@@ -242,10 +237,6 @@ def test_removal_during_copy_stays_removed(cell, opened, store, client, files, o
     store.flush()
     assert expected or store.segments() == []
     check_killed(cell, store, opened, expected)
-
-
-def crash() -> None:
-    raise Crash
 
 
 @pytest.mark.parametrize("removed_at", ["sync", "replace"])
@@ -258,29 +249,13 @@ def test_kill_after_copies_are_named_keeps_removals(cell, opened, store, client,
     def remove():
         client.remove(gone)
         store.flush()
-        files.before("sync_directory", crash, times=None)
+        files.before("sync_directory", mock.Mock(side_effect=Crash), times=None)
 
     files.before(removed_at, remove, ".tmp")
     with pytest.raises(Crash):
         collect(store, Combine(tuple(numbers)))
     files.hooks.clear()
-    for msg_id in gone:
-        del expected[msg_id]
-    check_killed(cell, store, opened, expected)
-
-
-@pytest.mark.parametrize("kind", ["pwrite", "sync", "truncate"])
-def test_removal_during_move_stays_removed(cell, opened, store, client, files, kind):
-    expected, numbers = halves(store)
-    gone = [list(expected)[at] for at in (0, 18, 19)]
-    operation = "replace" if cell.format == "v1" and kind == "truncate" else kind
-    files.before(operation, lambda: (client.remove(gone), store.flush()))
-    (done,) = collect(store, Compact(numbers[0]))
-    assert done.moved_records > 0
-    for msg_id in gone:
-        del expected[msg_id]
-    check(store, expected)
-    check_killed(cell, store, opened, expected)
+    check_killed(cell, store, opened, expected, gone)
 
 
 def test_write_during_collection_revives_no_record(store, client, files):
@@ -290,78 +265,6 @@ def test_write_during_collection_revives_no_record(store, client, files):
     files.before("pwrite", lambda: (client.remove([msg_id]), store.flush(), client.write(msg_id, body), store.flush()))
     collect(store, Compact(numbers[1]))
     check(store, expected)
-
-
-@pytest.mark.slow
-def test_actions_beside_clients_keep_exact_counts(cell, opened):
-    """Whatever meets whatever, a collector in the background too: contents, counts and statistics are exact at the end, and
-    after the next opening."""
-    store = opened(sync_interval="5ms", file_size_limit=8000, gc="combine", gc_interval="10ms")
-    owned: list[dict[bytes, int]] = [{}, {}]
-    compactions: list[str] = []
-
-    def write(owner: int, stop) -> None:
-        """Ids of its own, with counts; removes about as much as it writes."""
-        rng, mine, client, numbers = random.Random(owner), owned[owner], store.client(), count(1)
-        while not stop.is_set():
-            for number in islice(numbers, 20):
-                msg_id = bytes([owner, 0]) + number.to_bytes(14)
-                client.write_many([(msg_id, long_body(msg_id))] * (1 if number % 7 else 2))
-                mine[msg_id] = 1 if number % 7 else 2
-            for msg_id in rng.sample(there := sorted(mine), max(len(there) - 150, 0)):
-                client.remove([msg_id])
-                mine[msg_id] -= 1
-                if not mine[msg_id]:
-                    del mine[msg_id]
-                    assert not client.contains(msg_id)
-
-    def read(stop) -> None:
-        rng, client = random.Random(7), store.client()
-        while not stop.is_set():
-            for mine in owned:
-                for msg_id in rng.sample(there := list(mine.copy()), min(20, len(there))):
-                    with contextlib.suppress(msgstore.MessageNotFound):
-                        assert client.read(msg_id) == long_body(msg_id)
-                found = client.read_many(list(mine.copy()))
-                assert all(body == long_body(msg_id) for msg_id, body in found.items())
-
-    def compact(stop) -> None:
-        rng = random.Random(9)
-        while not stop.is_set():
-            numbers = [s.number for s in store.segments() if not s.current]
-            actions = rng.sample([*map(Compact, numbers), *map(Combine, pairwise(numbers))], min(4, len(numbers)))
-            compactions.extend(one.outcome for one in collect(store, *actions))
-            assert not [s for s in store.segments() if s.quarantined]
-
-    tasks = [lambda stop: write(0, stop), lambda stop: write(1, stop), read, compact]
-    together(2, *tasks, enough=lambda: {"compacted", "combined"} <= set(compactions))
-    assert {"compacted", "combined"} <= set(compactions)
-    store.flush()
-    expected_counts = owned[0] | owned[1]
-    for how in ("open", "close", "abandon") if cell.index == "lmdb" else ("open", "close"):
-        if how != "open":
-            getattr(store, how)()
-            store = opened()
-        check(store, {msg_id: long_body(msg_id) for msg_id in expected_counts})
-        assert counts(store) == expected_counts
-
-
-def together(seconds, *tasks, enough):
-    """Run every task on its own thread until the event is set: after ``seconds``, or later, when ``enough`` returns True, but
-    after 30 s at the latest. Raises the first exception of a task."""
-    stop, latest = threading.Event(), time.monotonic() + 30
-    with eager_switching(), ThreadPoolExecutor(len(tasks)) as pool:
-        running = [pool.submit(task, stop) for task in tasks]
-        wait(running, seconds, FIRST_EXCEPTION)
-        while not (enough() or any(task.done() for task in running)) and time.monotonic() < latest:
-            stop.wait(0.02)
-        stop.set()
-        for task in running:
-            task.result(30)
-
-
-def long_body(msg_id: bytes) -> bytes:
-    return msg_id * (1 + msg_id[-1] % 10)
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------------
@@ -415,13 +318,13 @@ def test_quarantined_segment_without_messages_is_kept(cell, store, client):
 def test_copy_of_undecodable_record_is_refused(store, monkeypatch):
     """The scan has passed it, and then the disk gives other bytes."""
     expected, numbers = halves(store)
+    victim = next(entry.msg_id for entry in store.entries() if entry.number == numbers[1])
     form = store._segments.by_number[numbers[1]].form.format
-    victim = next(entry for entry in store.entries() if entry.number == numbers[1])
     decode = form.decode
 
     def failing(msg_id, record):
-        if msg_id == victim.msg_id:
-            raise msgstore.contract.RecordError("checksum_mismatch")
+        if msg_id == victim:
+            raise RecordError("checksum_mismatch")
         return decode(msg_id, record)
 
     with monkeypatch.context() as patch:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
 from pathlib import Path
 
+import attrs
 import pytest
 
 import msgstore
-from msgstore.contract import StoredBody
 from msgstore.files import Files
+from msgstore.plugins.loader import Observer, Provider
+from msgstore.testing import stores
 from msgstore.testing.faults import Crash, UnsyncedFiles
-from msgstore.writer_lock import check_no_writer
-from support import FullDisk, HookedFiles, RealDirectory, failing, in_threads, open_with
+from support import FullDisk, HookedFiles, RealDirectory, catalogue, failing, open_with, unchanged
 
 KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
 
@@ -128,27 +128,6 @@ def test_segment_number_after_kill_is_not_reused(tmp_path, cell):
         assert client.read(LATER) == b"LAST"
 
 
-def test_damaged_segment_of_copy_keeps_other_counts(tmp_path, index):
-    """A copy of a store (new times) in which one checksum fails is still trusted; the bad segment is quarantined."""
-    keys = {"index": index, "format": "v2", "record": "checksum"}
-    small_store(tmp_path, keys)
-    with open_with(tmp_path, **keys) as store, store.client() as client:
-        client.write(LATER, b"y" * 50)
-    segment = tmp_path / "0.sqs"
-    data = bytearray(segment.read_bytes())
-    data[-1] ^= 1
-    segment.write_bytes(data)
-    for _ in range(2):
-        os.utime(segment, ns=(1, 1))
-        with open_with(tmp_path, **keys) as store, store.client() as client:
-            assert references(store) == (1, 2, 0)
-            assert store.stats().quarantined == 1
-            with pytest.raises(msgstore.CorruptRecord, match="checksum_mismatch"):
-                client.read(LATER)
-            store.compact(everything=True)
-            assert client.read(KEPT) == KEPT * 5
-
-
 @pytest.mark.parametrize("counts", ["given", "saved", "none"])
 def test_compaction_keeps_records_behind_flipped_size(tmp_path, index, counts):
     """Counts tell of missing records, which keeps a segment from being changed too; without any, its bytes must be enough."""
@@ -248,20 +227,28 @@ def test_write_in_callback_of_close_is_kept(cell, tmp_path):
         assert set(client.read_many([KEPT, bytes([11]) * 16])) == set(confirmed)
 
 
-@pytest.mark.parametrize("call", ["flush", "roll", "compact", "migrate", "close", "abandon"])
-def test_confirm_callback_calling_change_raises_runtimeerror(cell, tmp_path, call):
-    raised = []
+@pytest.mark.parametrize("kind", ["on_confirm", "progress", "observer"])
+def test_callback_calling_change_raises_runtimeerror(tmp_path, kind):
+    raised, done = [], threading.Event()
 
-    def on_confirm(ids):
-        try:
-            getattr(store, call)()
-        except RuntimeError as error:
-            raised.append(str(error))
+    def call_all(*_):
+        for call in ("flush", "roll", "compact", "migrate", "close", "abandon"):
+            with pytest.raises(RuntimeError, match=rf"{call}\(\) was called in a callback"):
+                getattr(store, call)()
+            raised.append(call)
+        done.set()
 
-    with open_with(tmp_path, **cell.keys) as store, store.client("c", on_confirm=on_confirm) as client:
-        client.write(KEPT, b"1")
-    assert len(raised) == 1
-    assert f"{call}() was called in a callback" in raised[0]
+    observers = (Observer("msgstore_segment_rolled", call_all, Provider("acme", "1", "watch", "acme")),)
+    known = attrs.evolve(catalogue(), observers=observers if kind == "observer" else ())
+    with stores.open_with(tmp_path, known, sync_interval="1h", gc_interval=0) as store:
+        client = store.client(on_confirm=call_all if kind == "on_confirm" else None)
+        client.write_many([(KEPT, b"1"), (LATER, b"2")])
+        store.roll()
+        if kind == "progress":
+            client.remove([KEPT])
+            store.compact(everything=True, progress=lambda *_: raised or call_all())
+        assert done.wait(30)
+    assert len(raised) == 6
 
 
 def test_write_of_too_large_body_is_refused(cell, tmp_path, monkeypatch):
@@ -278,59 +265,11 @@ def test_write_of_too_large_body_is_refused(cell, tmp_path, monkeypatch):
     store.abandon()
 
 
-def test_refcounts_too_large_are_refused(tmp_path, index):
-    path = RealDirectory.load("v2_clean").copy(tmp_path)
-    before = sorted(entry.name for entry in path.iterdir())
-    with pytest.raises(ValueError, match="at most 281474976710655"):
-        open_with(path, adopt=True, index=index, format="v2", refcounts=[(KEPT, 2**47), (KEPT, 2**47)])
-    assert sorted(entry.name for entry in path.iterdir()) == before
-
-
 @pytest.mark.parametrize(
     "keys",
     [{"format": "v1"}, {"on_legacy": "refuse"}, {"body": "nope"}, {"index": "nope"}, {"record": "nope"}, {"gc": "nope"}],
 )
 def test_refused_opening_changes_nothing(tmp_path, keys):
     path = RealDirectory.load("mixed_upgrade").copy(tmp_path)
-    before = {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()}
-    with pytest.raises(msgstore.MsgStoreError):
+    with unchanged(path), pytest.raises(msgstore.MsgStoreError):
         open_with(path, adopt=True, **keys)
-    assert {entry.name: entry.stat().st_mtime_ns for entry in path.iterdir()} == before
-
-
-def test_stored_body_before_flush_is_decoded(tmp_path, index):
-    term = StoredBody(b"\x83m\0\0\0\5hello")
-    with open_with(tmp_path, index=index, format="v2", body="erlang", sync_interval="1h") as store, store.client() as client:
-        client.write(KEPT, term)
-        for _ in range(2):
-            assert client.read(KEPT) == b"hello"
-            assert client.read_many([KEPT]) == {KEPT: b"hello"}
-            store.flush()
-
-
-@pytest.mark.slow
-def test_check_for_writer_locks_nobody_out(tmp_path, index):
-    small_store(tmp_path, {"index": index, "format": "v2"})
-    stop = threading.Event()
-
-    def look():
-        while not stop.is_set():
-            with contextlib.suppress(msgstore.StoreLocked):  # rightly, while the writer is there
-                check_no_writer(tmp_path)
-
-    def write():
-        try:
-            for _ in range(40):
-                open_with(tmp_path, UnsyncedFiles(), index=index, format="v2").close()
-        finally:
-            stop.set()
-
-    in_threads(look, look, write)
-
-
-@pytest.mark.parametrize("wrong", [5, b"".join, object()])
-def test_client_with_wrong_name_raises_typeerror(tmp_path, wrong, index):
-    with open_with(tmp_path, index=index, format="v2") as store:
-        with pytest.raises(TypeError, match="text or bytes"):
-            store.client(wrong)
-        store.client("\udc80").close()

@@ -15,8 +15,7 @@ import pytest
 
 import msgstore
 from msgstore.contract import Columns
-from msgstore.engine.segment import hint_file, hints
-from msgstore.engine.segment.hint_file import InvalidHint
+from msgstore.engine.segment import hints
 from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, Crash, UnsyncedFiles
 from support import CELLS, failing, open_with, stops, unchanged, until
@@ -104,15 +103,15 @@ def test_hint_with_flipped_bit_is_invalid():
         columns.add(msg_id, 64 + 50 * number, 40 + number)
     without_gaps = attrs.evolve(columns, offsets=array("Q", accumulate(columns.sizes[:-1], initial=64)))
     for records, offsets in ((columns, columns.offsets), (without_gaps, 64)):
-        data = b"".join(hint_file.write((records.ids, offsets, records.sizes), "0.sqs", 400, 1))
-        assert hint_file.read(data, "0.sqs", 400, 1) == records
+        data = b"".join(hints.write_hint((records.ids, offsets, records.sizes), "0.sqs", 400, 1))
+        assert hints.read_hint(data, "0.sqs", 400, 1) == records
         damaged = [data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for at in range(len(data)) for bit in range(8)]
         for wrong in (*damaged, *(data[:at] for at in range(len(data)))):
-            with pytest.raises(InvalidHint):
-                hint_file.read(wrong, "0.sqs", 400, 1)
+            with pytest.raises(hints.InvalidHint):
+                hints.read_hint(wrong, "0.sqs", 400, 1)
         for name, size, mtime in (("1.sqs", 400, 1), ("0.sqs", 401, 1), ("0.sqs", 400, 2)):
-            with pytest.raises(InvalidHint):
-                hint_file.read(data, name, size, mtime)
+            with pytest.raises(hints.InvalidHint):
+                hints.read_hint(data, name, size, mtime)
 
 
 # -- written and used -----------------------------------------------------------------------------------------------------

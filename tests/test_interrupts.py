@@ -1,6 +1,6 @@
 """Ctrl-C in the middle of a change: the store goes on as if nothing had happened, or ends as a killed process's does.
 
-Signals come when they like. The harness ``faults`` raises an interrupt before and after each file operation besides.
+Signals come when they like. The harness ``crash`` raises an interrupt before and after each file operation besides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgstore
 from crash.history import CrashCell, Run
 from crash.model import Aftermath, body_of, compare
 from msgstore.contract import StoreClosed
-from support import A, B, HookedFiles, open_with
+from support import A, B, C, HookedFiles, open_with, play
 
 SIGNALS = 40
 """That come in the middle of each change."""
@@ -134,24 +134,27 @@ def signals(name: str, change: str, path: Path) -> None:
         check(run)
 
 
-def test_interrupt_in_with_block_passes_through(tmp_path: Path) -> None:
-    """And leaves the directory to the next one."""
+def test_interrupt_in_flush_ends_the_store(tmp_path: Path) -> None:
+    """Every call is refused, the interrupt passes through the block, and the directory is free for the next opening."""
     confirmed: list[bytes] = []
     files = HookedFiles()
 
     def use() -> None:
         with open_with(tmp_path, files, sync_interval="1h") as store, store.client(on_confirm=confirmed.extend) as client:
-            client.write(A, b"body")
-            store.flush()
-            client.write(B, b"body")
-            files.before("pwrite", interrupt)
-            store.flush()
+            play(store, "+A f +BC", client)
+            files.after("pwrite", interrupt)
+            try:
+                store.flush()
+            finally:
+                for call in (store.flush, lambda: client.remove([C]), lambda: client.read(A), store.close):
+                    with pytest.raises(StoreClosed, match="KeyboardInterrupt came in the middle of a change"):
+                        call()
 
     with pytest.raises(KeyboardInterrupt):
         use()
     assert confirmed == [A]
-    with msgstore.open_store(tmp_path) as store, store.client() as client:
-        assert client.read(A) == b"body"
+    with msgstore.open_store(tmp_path) as store:
+        assert store.client().read(A) == A * 3
 
 
 def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ import pytest
 from click.testing import CliRunner
 
 import msgstore
-from msgstore.cli import map_page
+from msgstore.cli.commands import map as map_verb
 from msgstore.cli.main import main
+from msgstore.cli.spans import MAX_SPANS
 from msgstore.scan import FormatSet
 
 pytestmark = pytest.mark.browser
@@ -302,7 +303,7 @@ def test_names_and_reasons_never_become_markup(browser, stores):
     store["segments"][0] |= {"file": HOSTILE, "pieces": [[25_000, "hole", HOSTILE, HOSTILE, HOSTILE, 1]]}
     for plan in store["plans"]:
         plan |= {"name": HOSTILE, "summary": HOSTILE, "error": HOSTILE, "provider": HOSTILE, "options": HOSTILE}
-    map_page.write_page(Path("hostile.html").absolute(), page)
+    map_verb.write_page(Path("hostile.html").absolute(), page)
     browser.look(Path("hostile.html").absolute())
     assert HOSTILE in browser.texts(".row b") + browser.texts("td")
     browser.keys(*TAB * 12)
@@ -364,7 +365,7 @@ def test_page_of_many_records_is_drawn(browser, stores, request):
     assert browser.texts(".totals dd")[1].startswith(f"{records:,}")
     assert page.stat().st_size < 12_000_000
     is_merged = browser.texts("#merged")[0].startswith("There is more here")
-    assert is_merged == (records + records // each > map_page.MAX_SPANS)
+    assert is_merged == (records + records // each > MAX_SPANS)
     size = page.stat().st_size / 1e6
     print(f"\n{records:,} records: {size:.1f} MB, written in {written - begin:.1f} s, shown in {shown - written:.1f} s")
     assert shown - written < 30

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 import msgstore
-from faults.injection import FaultyFiles, Injector, every_fault
+from crash.files import FaultyFiles, every_fault
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, copy_of, listing
 from support import counts, open_with, unchanged
 
@@ -42,11 +42,11 @@ def path(stores, kind, tmp_path):
 
 def failures(kind, act):
     """Call ``act(injector)`` once for each of its file operations, which fails. Yield what failed, after each call."""
-    whole = Injector()
+    whole = FaultyFiles()
     act(whole)
     assert len(whole.operations) > 8
     for fault in every_fault(whole.operations, [kind]):
-        injector = Injector(fault)
+        injector = FaultyFiles(fault)
         act(injector)
         yield f"{kind} at {injector.failed}"
 
@@ -55,7 +55,7 @@ def attempt(path, injector, before_close=lambda store: None, **keys):
     """Open and close; a close that fails is tried again, and given up where it was interrupted."""
     store = None
     with suppress(msgstore.MsgStoreError, KeyboardInterrupt), injector.armed():
-        store = open_with(path, FaultyFiles(injector), **keys)
+        store = open_with(path, injector, **keys)
         before_close(store)
         store.close()
     if store is not None:
@@ -129,7 +129,7 @@ def test_index_change_fault_keeps_counts(stores, tmp_path, failure, new):
         copy_of(stores["lmdb" if new == "ets" else "ets"], path)
         with suppress(msgstore.MsgStoreError, KeyboardInterrupt):
             with injector.armed():
-                store = open_with(path, FaultyFiles(injector), index=new, sync_interval="1h")
+                store = open_with(path, injector, index=new, sync_interval="1h")
             store.close()
 
     for failed in failures(failure, take_over):

@@ -20,7 +20,8 @@ from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.jobs.classes import ROWS
 from msgstore.jobs.columns.arrays import of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.counts import MAX_COUNT, DeltaShare, find_shares, read_counts, read_share, sums_of
+from msgstore.jobs.counts import MAX_COUNT, find_shares, read_counts, read_share, sums_of
+from msgstore.jobs.reading.shares import Share
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
 from support import DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, failing, json_of, run_job
 
@@ -41,7 +42,7 @@ def parquet_file(path: Path, rows: Rows, kind: pa.DataType | None = None, row_gr
     return path
 
 
-def read(shares: Iterable[DeltaShare]) -> Rows:
+def read(shares: Iterable[Share]) -> Rows:
     batches = [batch for share in shares for batch in read_share(share)]
     return [(row["id"], row["count"]) for batch in batches for row in batch.to_pylist()]
 
@@ -137,7 +138,7 @@ def test_any_lines_are_read_in_any_shares(tmp_path_factory, rows, share, newline
 
 
 def test_usual_lines_are_not_parsed_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.delattr("msgstore.jobs.counts._newlines")  # called for each block of others but the first line
+    monkeypatch.setattr("msgstore.jobs.counts.line_number", lambda path, offset: 1 // (not offset))  # of the first line only
     rows = [(bytes([n]) * 16, n - 50) for n in range(100)]
     path = counts_file(tmp_path / "d.csv", rows)
     path.write_text("id,count\n" + path.read_text())
@@ -166,9 +167,9 @@ def test_directory_of_parquet_is_read_as_spark_leaves_it(tmp_path):
         ("deeper/part-1", lambda path: path.write_text(ZEROS + ",1\n"), "is not Parquet"),
         ("000000_0", lambda path: path.write_text("\ufeff\n id , count\n"), "is not Parquet"),
         ("b.csv.gz", lambda path: path.write_bytes(b"\x1f"), "is not Parquet"),
-        ("b.parquet", Path.touch, "is not Parquet"),
-        ("part-2", lambda path: path.symlink_to("nowhere"), "is no file"),
-        ("c.parquet", os.mkfifo, "is no file"),
+        ("b.parquet", Path.touch, "cannot be read as Parquet"),
+        ("part-2", lambda path: path.symlink_to("nowhere"), "cannot be read: No such file"),
+        ("c.parquet", os.mkfifo, "cannot be read: is not a regular file"),
         ("link", lambda path: path.symlink_to("deeper"), "is a link to a directory"),
     ],
 )
@@ -190,12 +191,12 @@ NOT_LINE = "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"
         ("\ufeff" + ZEROS + ",1", NOT_LINE),
         (f"{ZEROS},{2**48}", f"line 5000 has the count {2**48}; a count is at most"),
         ({"id": [b"short"], "count": [1]}, "an id is 16 bytes"),
-        ({"id": [None], "count": [1]}, "an id is 16 bytes"),
-        ({"id": [ID], "count": [None]}, "the count None"),
+        ({"id": pa.array([ID, None], pa.binary()), "count": [1, 1]}, "an id is 16 bytes"),
+        ({"id": [ID, ID], "count": [1, None]}, "the count None"),
         ({"id": [ID], "count": [-(2**48)]}, "a count at most"),
-        ({"id": [7], "count": [1]}, "is not Parquet with the columns id"),
-        ({"id": [ID], "count": [1.5]}, "is not Parquet with the columns id"),
-        ({"id": [ID]}, "its columns are id"),
+        ({"id": [7], "count": [1]}, "the column 'id' is int64; it must be 16 bytes"),
+        ({"id": [ID], "count": [1.5]}, "the column 'count' is double; it must be a whole number"),
+        ({"id": [ID]}, "there is no column 'count'"),
     ],
 )
 def test_bad_line_or_row_is_named(tmp_path, bad, said, monkeypatch):
@@ -230,7 +231,7 @@ def test_damaged_page_is_error_of_its_file(tmp_path):
     for verb in (("reconcile", store, "--deltas", path, "--to", tmp_path / "to"), ("inventory", store, "--refcounts", path)):
         result = command(*verb, "--processes", "1", code=2)
         assert result.stdout == ""
-        assert f"msgstore: {path}: is not Parquet with the columns" in result.stderr
+        assert f"msgstore: {path}: cannot be read as Parquet" in result.stderr
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["d.parquet", "store"]
 
 
@@ -296,8 +297,8 @@ def test_mistakes_are_refused_before_reading(tmp_path, monkeypatch):
     (tmp_path / "full" / "something").touch()
     for error, options, said in (
         (ConfigError, {"deltas": [tmp_path / "none.csv"]}, "no such file"),
-        (ConfigError, {"deltas": [tmp_path / "no.parquet"]}, "is not Parquet"),
-        (ConfigError, {"deltas": [tmp_path / "empty"]}, "no Parquet files"),
+        (ConfigError, {"deltas": [tmp_path / "no.parquet"]}, "cannot be read as Parquet"),
+        (ConfigError, {"deltas": [tmp_path / "empty"]}, "no file of counts"),
         (StoreError, {"to": source / "to"}, "lies inside"),
         (StoreError, {"to": source}, "lies inside"),
         (StoreError, {"to": tmp_path / "x" / "y"}, "no such directory"),

@@ -14,7 +14,7 @@ import pytest
 
 import msgstore
 from msgstore.testing.faults import UnsyncedFiles
-from support import DATA, A, B, C, FullDisk, failing, hashes, in_threads, open_with, play, unchanged
+from support import A, B, C, FullDisk, RealDirectory, failing, hashes, in_threads, open_with, play, unchanged
 
 KEYS = {"sync_interval": "1h"}
 IDS = [bytes([n]) * 16 for n in range(10)]
@@ -88,24 +88,18 @@ def test_writes_above_buffer_target_drain_the_oldest(opened):
     assert all(client.read(bytes([number]) * 16) == bytes([number]) * 2**20 for number in range(40))
 
 
-def test_removal_of_last_reference_removes_message(store, client):
-    play(store, "+AAA f")
+@pytest.mark.parametrize("steps", ["+AAB", "+AAB f"], ids=["buffered", "on disk"])
+def test_removal_of_absent_references_names_them(store, client, steps):
+    play(store, steps)
     client.write(A, b"another body is ignored")
-    assert store.references(A) == 4
-    play(store, "-AA -A", client)
-    assert client.read(A) == A * 3
     client.remove([A])
+    assert (client.read(A), store.references(A)) == (A * 3, 2)
+    with pytest.raises(msgstore.MessageNotFound, match=A.hex()) as caught:
+        client.remove([C, A, A, A, C])
+    assert (sorted(caught.value.ids), isinstance(caught.value, KeyError)) == ([A, C, C], True)
     with pytest.raises(msgstore.MessageNotFound, match=A.hex()):
         client.read(A)
-
-
-def test_removal_of_absent_ids_names_only_them(store, client):
-    play(store, "+AB f")
-    with pytest.raises(msgstore.MessageNotFound) as caught:
-        client.remove([C, A, C])
-    assert caught.value.ids == (C, C)
-    assert isinstance(caught.value, KeyError)
-    assert (client.contains(A), client.contains(B)) == (False, True)
+    assert (store.references(A), client.contains(A), client.contains(B)) == (0, False, True)
 
 
 @pytest.mark.parametrize("wrong", WRONG_IDS, ids=repr)
@@ -124,21 +118,29 @@ def test_call_with_wrong_id_raises_valueerror(opened, mode, wrong):
         assert (store.references(A), store.references(B), store.entry(B)) == (1, 0, None)
 
 
-def test_calls_with_wrong_types_say_what_they_take(client):
+def test_calls_with_wrong_types_say_what_they_take(store, client):
     with pytest.raises(ValueError, match=r"remove\(\[msg_id\]\)"):
         client.remove(A)
     for wrong in ("text", 5, None):
         with pytest.raises(TypeError, match="a body is bytes"):
             client.write(A, wrong)
+    for wrong in (5, b"".join, object()):
+        with pytest.raises(TypeError, match="text or bytes"):
+            store.client(wrong)
+    store.client("\udc80").close()
 
 
 def test_close_twice_is_harmless_and_refuses_calls(store):
-    client = store.client("c")
-    client.write(A, b"1")
+    confirmed = []
+    client = store.client("c", on_confirm=confirmed.extend)
+    write = client.write
+    write(A, b"1")
     client.close()
     client.close()
-    with pytest.raises(msgstore.StoreClosed, match="the client 'c' is closed"):
-        client.read(A)
+    assert confirmed == [A]
+    for call in (partial(write, B, b"2"), partial(client.write, B, b"2"), partial(client.remove, [A]), partial(client.read, A)):
+        with pytest.raises(msgstore.StoreClosed, match="the client 'c' is closed"):
+            call()
     late = store.client()
     store.close()
     store.close()
@@ -282,13 +284,14 @@ def test_read_of_cut_segment_names_its_relative_path(cell, tmp_path, monkeypatch
     store.abandon()
 
 
-@pytest.mark.parametrize("wrong", [[(b"short", 1)], [(A, "1")]], ids=["id", "count"])
-def test_wrong_refcounts_raise_valueerror(tmp_path, cell, wrong):
-    for file in (DATA / "msg-store" / f"{cell.format}_clean" / "store").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ValueError, match="refcounts"):
-        open_with(tmp_path, refcounts=wrong, **cell.keys)
-    assert (tmp_path / "clean.dot").exists(), "an opening that failed leaves RabbitMQ's files alone"
+WRONG_COUNTS = [([(b"short", 1)], "refcounts"), ([(A, "1")], "refcounts"), ([(A, 2**47)] * 2, "at most 281474976710655")]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG_COUNTS, ids=["id", "count", "sum"])
+def test_wrong_refcounts_raise_valueerror(tmp_path, cell, wrong, said):
+    path = RealDirectory.load(f"{cell.format}_clean").copy(tmp_path)
+    with unchanged(path), pytest.raises(ValueError, match=said):
+        open_with(path, refcounts=wrong, adopt=True, **cell.keys)
 
 
 def test_reads_beside_writers_and_compaction_find_bodies(opened):

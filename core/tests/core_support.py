@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from msgstore.cli.main import main
+import support
+from support import DATA, command, json_of
 
-DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 BROKER = DATA / "msg-store"
 """Directories with a store of RabbitMQ's and a manifest that says what is in it."""
 STORES = sorted(path.parent.name for path in BROKER.glob("*/store"))
 Rows = list[dict[str, Any]]
-
-
-def run(*arguments: object, code: int | None = None, stdin: bytes = b"", columns: int = 200) -> Result:
-    """Run ``msgstore`` in this process, on a terminal of so many columns. Fails for a traceback or another exit code."""
-    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [str(argument) for argument in arguments], input=stdin)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.stderr
-    assert code in (None, result.exit_code), result.output
-    return result
+run = partial(command, code=None, columns=200)
+rows_of = json_of
 
 
 def objects(result: Result | str) -> Rows:
     """Return the objects that ``--json`` printed."""
     return [json.loads(line) for line in (result if isinstance(result, str) else result.stdout).splitlines()]
-
-
-def rows_of(*arguments: object, code: int = 0) -> Rows:
-    return objects(run(*arguments, "--json", code=code))
 
 
 def refused(*arguments: object) -> str:
@@ -83,13 +72,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int, bytes]]:
 
 
 def flip(path: Path, offset: int, bits: int = 1, *, unseen: bool = False) -> bytes:
-    """Change bits of one byte; ``unseen``: the file's times stay. Return the new content."""
-    status, data = path.stat(), bytearray(path.read_bytes())
-    data[offset] ^= bits
-    path.write_bytes(data)
-    if unseen:
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    return bytes(data)
+    return support.flip(path, offset, bits, unseen=unseen)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

@@ -31,10 +31,10 @@ from core_support import (
     run,
     store_of,
 )
-from msgstore.cli import map_page
+from msgstore.cli import spans as spans_module
+from msgstore.cli.commands import map as map_verb
 from msgstore.cli.commands.scan import scan_inputs
-from msgstore.cli.map_page import MAX_LISTED_SPANS, Merged, PageData, merge_short, totals
-from msgstore.cli.spans import Span
+from msgstore.cli.spans import MAX_LISTED_SPANS, Merged, PageData, Span, merge_short, totals
 from msgstore.contract import Capability, Combine, Compact, Drop, GcPolicyDescriptor
 from msgstore.files import Files
 from msgstore.jobs.inputs import find_inputs
@@ -171,7 +171,7 @@ def one_in_five(name, to):
 def test_policies_see_what_a_store_shows_them(name, tmp_path, monkeypatch, draw):
     counts, copy, is_torn = one_in_five(name, tmp_path / "counts.csv"), copy_of(name, tmp_path / "store"), "torn" in name
     asked = []
-    monkeypatch.setattr(map_page, "forecast", lambda catalogue, picture, now: asked.append(picture) or iter(()))
+    monkeypatch.setattr(spans_module, "forecast", lambda catalogue, picture, now: asked.append(picture) or iter(()))
     draw(copy, "--refcounts", counts, code=1 if is_torn else 0)
     rows = [line.split(",") for line in counts.read_text().splitlines()[1:]]
     refcounts = [(bytes.fromhex(msg_id), int(count)) for msg_id, count in rows]
@@ -225,7 +225,7 @@ def test_merge_short_loses_no_span(lengths, grain, coarser):
     assert totals(merged) == totals(spans)
     assert sum(piece.size for piece in merged) == sum(size for size, _ in lengths)
     assert len(merged) <= 3 * sum(size for size, _ in lengths) / coarser + 1
-    assert all(piece.size == sum(piece.sizes.values()) for piece in merged if isinstance(piece, Merged))
+    assert all(piece.size == sum(size for _, size in piece.kinds.values()) for piece in merged if isinstance(piece, Merged))
 
 
 def test_page_of_many_spans_counts_exactly():
@@ -288,7 +288,7 @@ def test_wrong_policy_is_reported_others_are_asked():
     assert "was written against contract 99.0" in plans["newer"]["error"]
     [fallen] = [plan for plan in one["plans"] if plan["name"] == "odd"]
     assert fallen["error"] == "ZeroDivisionError: no </script> here"
-    assert "</script>" not in map_page.as_inline_json(one)
+    assert "</script>" not in map_verb.as_inline_json(one)
 
 
 def test_segments_of_one_number_are_drawn_unplanned(tmp_path, draw):
@@ -321,8 +321,8 @@ def test_hostile_names_stay_data_page_loads_nothing(tmp_path, draw):
 
 @given(st.text(st.sampled_from("<>&/!-sript\"'\\\u2028\ud800 ")))
 def test_inline_json_restores_any_text(text):
-    assert json.loads(map_page.as_inline_json({"reason": text})) == {"reason": text}
-    assert not set("<>&") & set(map_page.as_inline_json({"reason": text}))
+    assert json.loads(map_verb.as_inline_json({"reason": text})) == {"reason": text}
+    assert not set("<>&") & set(map_verb.as_inline_json({"reason": text}))
 
 
 def test_page_replaces_page_and_nothing_else(tmp_path, draw):

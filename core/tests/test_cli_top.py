@@ -14,8 +14,8 @@ import pytest
 
 import msgstore
 from core_support import raising, refused, rows_of, run, store_of
-from msgstore.cli.commands import top
-from msgstore.cli.stores import StoreArgument
+from msgstore.cli.commands import info as top
+from msgstore.cli.options import StoreArgument
 
 IDS = [bytes([n]) * 16 for n in range(100)]
 ONCE = ("top", "--once", "--interval", "100ms")

@@ -16,9 +16,9 @@ import pytest
 
 import msgstore
 from core_support import columns, flip, objects, raising, rows_of, run
-from msgstore.cli.checking import CHUNK, Checker, SegmentCheck
+from msgstore.cli.checking import CHUNK, Checker, DamagedSpan, Finding, SegmentCheck
 from msgstore.cli.commands import verify as verify_verb
-from msgstore.cli.scrub_state import STATE, DamagedSpan, Finding, ScrubState, parse_state, write_state
+from msgstore.cli.commands.verify import STATE, ScrubState, parse_state, write_state
 from msgstore.contract import MessageNotFound
 from msgstore.engine.stats import StoredMessage
 from msgstore.files import Files

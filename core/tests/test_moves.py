@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.engine.compact.compaction_plan import LiveRecords, plan_moves
+from msgstore.engine.compact.gc_context import LiveRecords
+from msgstore.engine.compact.in_place import plan_moves
 
 
 class Gaps:
@@ -18,9 +19,6 @@ class Gaps:
         return size if size >= 5 else 0
 
 
-records = st.lists(st.tuples(st.integers(0, 60), st.integers(21, 90)), max_size=80)
-
-
 def laid_out(pieces: list[tuple[int, int]]) -> LiveRecords:
     """(gap before, size) of each live record, from the header on."""
     at, offsets = 64, []
@@ -30,25 +28,11 @@ def laid_out(pieces: list[tuple[int, int]]) -> LiveRecords:
     return LiveRecords([n.to_bytes(16) for n in range(len(pieces))], offsets, [size for _, size in pieces])
 
 
-@given(records)
-def test_plan_moves_records_down_without_overlap(pieces):
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(21, 90)), max_size=80))
+def test_plan_moves_records_down_into_first_gap(pieces):
+    """As a search through all gaps finds it; nothing overlaps, and what moves is what the cut frees."""
     live = laid_out(pieces)
-    todo = plan_moves(Gaps(), live)
-    moved = dict(todo.moves(live.sizes))
-    after = sorted((moved.get(at, live.offsets[at]), live.sizes[at]) for at in range(len(live)))
-    assert all(target < live.offsets[at] for at, target in moved.items())
-    assert all(end <= start for end, (start, _) in zip([64, *(o + s for o, s in after)], after, strict=False))
-    assert todo.end == max([64, *(o + s for o, s in after)])
-    assert todo.end <= max([64, *(offset + size for offset, size in zip(live.offsets, live.sizes, strict=True))])
-    assert all(sum(live.sizes[at] for at in gap.moved) <= gap.size for gap in todo.gaps)
-    assert all(live.offsets[at] >= todo.end for at in moved), "what moves is what the cut frees"
-
-
-@given(records)
-def test_plan_uses_first_gap_with_room(pieces):
-    """As a search through all gaps finds it. Only the end moves."""
-    live = laid_out(pieces)
-    todo = plan_moves(Gaps(), live)
+    plan = plan_moves(Gaps(), live)
     starts = [64, *(offset + size for offset, size in zip(live.offsets, live.sizes, strict=True))]
     gaps = [[start, offset - start] for start, offset in zip(starts, live.offsets, strict=False) if offset - start >= 5]
     expected = {}
@@ -59,19 +43,24 @@ def test_plan_uses_first_gap_with_room(pieces):
             break
         expected[at] = first[0]
         first[0], first[1] = first[0] + live.sizes[at], first[1] - live.sizes[at]
-    assert dict(todo.moves(live.sizes)) == expected
+    assert plan.places == [expected.get(at, offset) for at, offset in enumerate(live.offsets)]
+    assert sorted(at for _, _, moved in plan.gaps for at in moved) == sorted(expected)
+    assert all(sum(live.sizes[at] for at in moved) <= size for _, size, moved in plan.gaps)
+    after = sorted(zip(plan.places, live.sizes, strict=True))
+    assert all(end <= start for end, (start, _) in zip([64, *(o + s for o, s in after)], after, strict=False))
+    assert plan.end == max([64, *(o + s for o, s in after)]) <= max(starts)
+    assert all(live.offsets[at] >= plan.end for at in expected)
 
 
 @pytest.mark.parametrize(
-    ("pieces", "moves", "end"),
+    ("pieces", "places", "end"),
     [
-        ([], {}, 64),
-        ([(60, 21), (0, 21), (0, 21)], {2: 64, 1: 85}, 145),  # a gap takes several records in a row
+        ([], [], 64),
+        ([(60, 21), (0, 21), (0, 21)], [124, 85, 64], 145),  # a gap takes several records in a row
         ([(0, 85) if n % 2 else (85, 85) for n in range(1000)], None, 64 + 1000 * 85),  # equal records fill every gap
     ],
 )
-def test_plan_of_known_segment(pieces, moves, end):
-    live = laid_out(pieces)
-    todo = plan_moves(Gaps(), live)
-    assert todo.end == end
-    assert moves is None or dict(todo.moves(live.sizes)) == moves
+def test_plan_of_known_segment(pieces, places, end):
+    plan = plan_moves(Gaps(), laid_out(pieces))
+    assert plan.end == end
+    assert places in (None, plan.places)

@@ -19,7 +19,7 @@ from msgstore.files import Files
 from msgstore.jobs.workers import installed
 from msgstore.plugins.loader import check_descriptor
 from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
-from msgstore.scan.fields import fields_as_json, values_of
+from msgstore.scan.segment import fields_as_json, values_of
 
 MSG_ID = bytes(range(16))
 

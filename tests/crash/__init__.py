@@ -1,11 +1,12 @@
-"""The fault harness: one workload, recorded once, from which every state that a crash can leave is made and reopened.
+"""The fault harness: what crashes and failing file operations may leave of a store is made, and opened again.
 
-``model``        what a store owes at each moment, and its comparison with an open store; also for ``faults``
-``history``      steps that change a store and its model; also for ``faults``
-``recording``    a file layer that reports every operation, and the workload run once on it: a log, LMDB's files included
+``model``        what a store owes at each moment, and its comparison with an open store
+``history``      steps that change a store and its model, and the workload whose crash points are tried
+``files``        a file layer that reports every operation, and one in which operations fail
+``recording``    the workload run once: a log of operations, LMDB's files included
 ``states``       from the log to directories: as a killed process leaves them, and as a power loss may
-``points``       all of it together, in several processes: every crash point of a recording
-``flips``        flipped bits in what a store has left on disk
+``sweeps``       a store opened on each of them, and on those in which one bit is flipped
+``faults``       random stores in which each file operation of a phase fails
 
 ``test_kill`` kills processes in which workers of ``stress`` use a store.
 """

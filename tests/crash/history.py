@@ -20,7 +20,7 @@ import msgstore
 from crash.model import Model
 from msgstore.contract import Action, Capability, Drop
 from msgstore.directory import Settings, write_settings
-from msgstore.engine.compact.policy_actions import numbers_of
+from msgstore.engine.compact.garbage_collector import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
 from support import DATA, RealDirectory, catalogue, collect, combinable, needs_foreign, open_with
@@ -32,7 +32,8 @@ INDEXES: dict[str, Any] = {"ets": "ets", "lmdb": {"use": "lmdb", "map_size": "1M
 
 @attrs.frozen
 class CrashCell:
-    """Name of an index, and the content of the segments: ``v1-mixed``, ``v2``, ``v2-checksum`` or ``ledger``."""
+    """Name of an index, and the content of the segments: ``v1-mixed``, ``v2``, ``v2-checksum`` or ``ledger``, whose header has
+    4096 bytes."""
 
     index: str
     content: str
@@ -63,7 +64,6 @@ class CrashCell:
 
 CRASH_CELLS = [CrashCell(index, content) for index in ("ets", "lmdb") for content in ("v1-mixed", "v2", "v2-checksum")]
 FOREIGN_CELLS = [pytest.param(CrashCell(index, "ledger"), marks=needs_foreign) for index in ("ets", "lmdb")]
-"""A format with a header of 4096 bytes."""
 
 
 @attrs.define
@@ -138,7 +138,7 @@ class Run:
         self._flushing("migrate", lambda: self.collected(self.store.migrate()))
 
     def combine(self) -> None:
-        self._flushing("combine", lambda: self.collected(collect(self.store, *(actions := combinable(self.store))), *actions))
+        self._flushing("combine", lambda: self._carry_out(*combinable(self.store)))
 
     def drop(self) -> None:
         """Drop the oldest segment, as a policy of retention does."""
@@ -148,11 +148,13 @@ class Run:
             if sealed:
                 dropped = [entry for entry in self.store.entries() if entry.number == min(sealed)]
                 self.model.change([e.msg_id for e in dropped for _ in range(e.references)], -1, applied=None)
-                action = Drop(min(sealed), "it is the oldest")
-                self.collected(collect(self.store, action), action)
+                self._carry_out(Drop(min(sealed), "it is the oldest"))
                 self.model.gone(e.msg_id for e in dropped)
 
         self._flushing("drop", act)
+
+    def _carry_out(self, *actions: Action) -> None:
+        self.collected(collect(self.store, *actions), *actions)
 
     def collected(self, done: list[Any], *actions: Action) -> None:
         """Called with the results of a collection, and what it had to do."""
@@ -160,12 +162,12 @@ class Run:
         left = {segment.number for segment in self.store.segments()}
         assert not [action for action in actions if left.issuperset(numbers_of(action))], f"{actions} were not carried out"
 
-    def _flushing(self, what: str, call: Callable[[], object], *, closes: bool = False) -> None:
+    def _flushing(self, what: str, call: Callable[[], object]) -> None:
         if self.attempt(what, call) is None:
-            self.model.flush(closed=closes)
+            self.model.flush(closed=what == "close")
 
     def close(self) -> None:
-        self._flushing("close", self.store.close, closes=True)
+        self._flushing("close", self.store.close)
 
     def kill(self) -> None:
         self.store.abandon()

@@ -72,9 +72,6 @@ class Model:
     _removed: frozenset[bytes] = frozenset()
     """Removed since the last flush."""
 
-    def copy(self) -> Model:
-        return attrs.evolve(self)
-
     def body(self, msg_id: bytes) -> bytes:
         return self.given[msg_id] if msg_id in self.given else NEW if msg_id == NEW else body_of(msg_id)
 
@@ -186,9 +183,8 @@ class Aftermath:
     model: Model
     keys: dict[str, Any]
     since: str = "the crash"
-    killed: bool = False
-    """True if a killed process left the directory, and no operation had failed: then nothing looks damaged."""
-    power_loss: bool = False
+    left_by: str = ""
+    """``kill`` or ``power loss``; empty if operations had failed: then segments may look damaged."""
     at_boundary: bool = False
     """True if counts are of one flush: no call that flushes has failed."""
     pass_counts: bool = True
@@ -197,14 +193,15 @@ class Aftermath:
     def check(self, path: Path) -> None:
         """Raises Broken; any other exception is a fault as well."""
         passed = self.model.highest if self.model.forgotten and self.pass_counts else None
+        allowed, doubtful = self.model.kept, self._doubtful()
+        if self.model.forgotten and passed is None:
+            allowed = {msg_id: frozenset(range(0 not in counts, ANY)) for msg_id, counts in allowed.items()}
         store = open_with(path, UnsyncedFiles(), refcounts=passed, **self.keys)
         try:
-            demand(not (self.killed and store.stats().quarantined), f"a segment looks damaged: {store.stats().recovery}")
-            doubtful = self._doubtful()
-            store.client().remove(self._halves(store, doubtful))
-            allowed = self.model.kept
-            if self.model.forgotten and passed is None:
-                allowed = {msg_id: frozenset(range(0 not in counts, ANY)) for msg_id, counts in allowed.items()}
+            damaged = self.left_by == "kill" and store.stats().quarantined
+            demand(not damaged, f"a segment looks damaged: {store.stats().recovery}")
+            halves = {half for i in doubtful for at in range(1, 16) for half in (i[:at] + bytes(16 - at), bytes(at) + i[at:])}
+            store.client().remove([e.msg_id for e in store.entries() if e.msg_id in halves - self.model.kept.keys()])
             found = compare(store, self.model, allowed, self.since, doubtful)
             if self.at_boundary:
                 self.model.check_boundary(found)
@@ -219,16 +216,11 @@ class Aftermath:
             store.abandon()
 
     def _doubtful(self) -> set[bytes]:
-        """Ids of records that were never confirmed, of which a power loss may keep one sector and not the other. Nothing in a
-        record without a checksum tells; with one there are none."""
-        if not self.power_loss or self.keys["record"] == "checksum" or self.keys["format"] == "ledger":
+        """Ids of records that were never confirmed, of which a power loss may keep one sector and not the other: half of the
+        id may be zeros. Nothing in a record without a checksum tells; with one there are none."""
+        if self.left_by != "power loss" or self.keys["record"] == "checksum" or self.keys["format"] == "ledger":
             return set()
         return {msg_id for msg_id, counts in self.model.now.items() if max(counts)} - self.model.required
-
-    def _halves(self, store: msgstore.Store, doubtful: set[bytes]) -> list[bytes]:
-        """Ids in the store of which half is zeros."""
-        halves = {half for i in doubtful for at in range(1, 16) for half in (i[:at] + bytes(16 - at), bytes(at) + i[at:])}
-        return [entry.msg_id for entry in store.entries() if entry.msg_id in halves - self.model.kept.keys()]
 
     def _go_on(self, store: msgstore.Store, found: dict[bytes, int], doubtful: set[bytes]) -> Counts:
         """Use the store as if nothing had happened, and stop it cleanly. Returns what is in it."""
@@ -241,8 +233,8 @@ class Aftermath:
         victims = sorted(self.model.required & found.keys())[::3]
         client.remove([NEW, *victims])
         store.flush()
-        done = store.compact(everything=True)
-        demand(not (self.killed and any(one.skipped for one in done)), f"not compacted: {[one.skipped for one in done]}")
+        skipped = [one.skipped for one in store.compact(everything=True) if one.skipped]
+        demand(not (self.left_by == "kill" and skipped), f"not compacted: {skipped}")
         left = {**found, NEW: 1, **{msg_id: found[msg_id] - 1 for msg_id in victims}}
         exact = {msg_id: frozenset({count}) for msg_id, count in left.items()}
         compare(store, self.model, exact, "going on", doubtful)

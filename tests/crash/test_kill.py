@@ -68,40 +68,6 @@ def work(path: Path, keys: dict[str, Any], seed: str, pipe: Connection) -> None:
     os._exit(WRONG)
 
 
-class Account:
-    """What the killed processes told, and what must be there now."""
-
-    def __init__(self) -> None:
-        self.alive: set[bytes] = set()
-        """Confirmed, and nobody was about to remove it."""
-        self.doubtful: set[bytes] = set()
-        """About to be removed."""
-        self.dead: set[bytes] = set()
-        """Removed, and a flush has returned since."""
-        self.confirmed = 0
-
-    def note(self, letter: bytes, msg_id: bytes) -> None:
-        if letter == b"C":
-            self.confirmed += 1
-            if msg_id not in self.doubtful and msg_id not in self.dead:
-                self.alive.add(msg_id)
-        elif letter == b"R":
-            self.alive.discard(msg_id)
-            self.doubtful.add(msg_id)
-        elif letter == b"D":
-            self.doubtful.discard(msg_id)
-            self.dead.add(msg_id)
-
-    def compare(self, found: set[bytes], *, persistent: bool) -> None:
-        lost = self.alive - found
-        assert not lost, f"{len(lost)} confirmed messages are lost"
-        if persistent:
-            returned = self.dead & found
-            assert not returned, f"{len(returned)} removed messages returned"
-        self.alive, self.doubtful = set(found), set()
-        self.dead -= found  # with an index that is not persistent
-
-
 @pytest.fixture(scope="module")
 def processes() -> multiprocessing.context.ForkServerContext:
     """What is imported is imported once; each process is a fork of one that has opened nothing."""
@@ -110,13 +76,13 @@ def processes() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def kill(
-    process: multiprocessing.Process, reading: Connection, writing: Connection, delay: float, account: Account, *, opening: bool
-) -> None:
-    """End a process ``delay`` seconds after its start (``opening``), or after its first confirm."""
+def told_until_killed(processes: Any, arguments: tuple[Any, ...], delay: float, *, opening: bool) -> list[tuple[bytes, bytes]]:
+    """Kill a process ``delay`` seconds after its start (``opening``), or after its first record. Return what it told."""
+    reading, writing = processes.Pipe(duplex=False)
+    process = processes.Process(target=work, args=(*arguments, writing), daemon=True)
     process.start()
     writing.close()
-    timer = threading.Timer(delay, process.kill)
+    timer, records = threading.Timer(delay, process.kill), []
     if opening:
         timer.start()
     with reading, contextlib.suppress(EOFError):
@@ -124,34 +90,41 @@ def kill(
             record = reading.recv_bytes()
             if timer.ident is None:
                 timer.start()
-            account.note(record[:1], record[1:])
+            records.append((record[:1], record[1:]))
     process.join()
     timer.cancel()
     assert process.exitcode == -signal.SIGKILL, "the process ended by itself: see its standard error"
+    return records
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no kill -9")
 @pytest.mark.parametrize(("crash_cell", "durability"), CELLS, ids=lambda value: str(value))
-def test_killed_under_load(crash_cell, durability, processes, tmp_path, request, tell):
+def test_killed_under_load(crash_cell, durability, processes, tmp_path, request, report):
     kills = request.config.getoption("--kills")
-    path, account, chance = tmp_path / "store", Account(), random.Random(f"{crash_cell} {durability}")
+    path, chance = tmp_path / "store", random.Random(f"{crash_cell} {durability}")
     keys = crash_cell.keys | USUAL | {"durability": durability, "sync_interval": "1ms"}
-    count = 0
-    while count < kills or (account.confirmed <= kills and count < 5 * kills):
+    known: dict[bytes, bytes] = {}
+    """Id to its last letter: confirmed (C), about to be removed (R), removed, and a flush has returned since (D)."""
+    count = confirmed = 0
+    while count < kills or (confirmed <= kills and count < 5 * kills):
         # Longer lives where others want the processor so much that most end before anything is confirmed.
-        longer = 1 if account.confirmed >= count else 5
+        longer = 1 if confirmed >= count else 5
         delay = longer * chance.choice([0.005, 0.03, 0.15]) * chance.random()
-        reading, writing = processes.Pipe(duplex=False)
-        process = processes.Process(target=work, args=(path, keys, str(count), writing), daemon=True)
-        kill(process, reading, writing, delay, account, opening=chance.random() < 0.25)
+        for letter, msg_id in told_until_killed(processes, (path, keys, str(count)), delay, opening=chance.random() < 0.25):
+            confirmed += letter == b"C"
+            if letter != b"C" or known.get(msg_id) not in (b"R", b"D"):  # a write that was removed is confirmed, too
+                known[msg_id] = letter
         store = open_with(path, **keys)
-        entries = list(store.entries())
         with store.client() as client:
-            bodies = client.read_many(entry.msg_id for entry in entries)
+            bodies = client.read_many([entry.msg_id for entry in store.entries()])
         assert store.stats().quarantined == 0
         (store.close if chance.random() < 0.3 else store.abandon)()
         assert all(body == body_of(msg_id) for msg_id, body in bodies.items())
-        account.compare(set(bodies), persistent=crash_cell.persistent)
+        assert not [i.hex() for i, letter in known.items() if letter == b"C" and i not in bodies], "confirmed messages are lost"
+        dead = {i: letter for i, letter in known.items() if letter == b"D"}
+        if crash_cell.persistent:
+            assert not [i.hex() for i in dead.keys() & bodies.keys()], "removed messages returned"
+        known = {**dead, **dict.fromkeys(bodies, b"C")}
         count += 1
-    tell(f"{crash_cell} {durability} kill -9", f"{count} kills under load of {THREADS} threads, {account.confirmed} confirms")
-    assert account.confirmed > kills
+    report("crash harness", f"{crash_cell} {durability}: {count} kills under load of {THREADS} threads, {confirmed} confirms")
+    assert confirmed > kills

@@ -14,7 +14,7 @@ import pytest
 
 from docs.reading import DOCS, ROOT, blocks
 from msgstore.contract import IndexContext
-from msgstore.engine.segment import hint_file
+from msgstore.engine.segment import hints as hint_files
 from msgstore.engine.state import checkpoint
 from msgstore.files import Files
 from msgstore.locations import pack_location
@@ -72,11 +72,13 @@ def test_bytes_of_real_segment_are_as_the_page_decodes_them(page):
 def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
     data = whole("hints.md")
     assert zlib.crc32(b"5.sqs" + data[:-4]) == int.from_bytes(data[-4:])
-    hint = hint_file.read(data, "5.sqs", 177, 1_700_000_000_123_456_789)
+    hint = hint_files.read_hint(data, "5.sqs", 177, 1_700_000_000_123_456_789)
     ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
     assert [msg_id.hex() for msg_id in hint.id_list()] == ids
     assert (list(hint.offsets), list(hint.sizes)) == ([64, 151], [87, 26])
-    assert b"".join(hint_file.write((hint.ids, hint.offsets, hint.sizes), "5.sqs", 177, 1_700_000_000_123_456_789)) == data
+    assert (
+        b"".join(hint_files.write_hint((hint.ids, hint.offsets, hint.sizes), "5.sqs", 177, 1_700_000_000_123_456_789)) == data
+    )
 
 
 def test_the_bytes_of_a_snapshot_are_as_the_page_decodes_them():

@@ -14,11 +14,12 @@ from random import Random
 
 from fuzzing.mutations import Member
 from fuzzing.terms import TERMS
-from msgstore.cli.scrub_state import DamagedSpan, Finding, ScrubState, write_state
+from msgstore.cli.checking import DamagedSpan, Finding
+from msgstore.cli.commands.verify import ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.directory import Settings, write_settings
 from msgstore.engine.open.clean_shutdown import format_clean
-from msgstore.engine.segment import hint_file
+from msgstore.engine.segment import hints as hint_files
 from msgstore.files import Files
 from msgstore.locations import pack_location
 from msgstore_checksum_record.record import ChecksumRecord
@@ -30,6 +31,7 @@ DATA = Path(__file__).parent.parent / "data"
 SMALL = 2048
 """Bytes."""
 
+Form = SegmentFormatV1 | SegmentFormatV2
 V1 = SegmentFormatV1(FormatContext(NoOptions()))
 V2 = SegmentFormatV2(FormatContext(NoOptions()))
 CHECKSUM = SegmentFormatV2(
@@ -64,7 +66,7 @@ def real(*suffixes: str) -> list[Path]:
 @corpus
 def segments(name: str) -> Iterator[Member]:
     """Small segments of the format ``name``: runs of real records, the whole small files, and written ones."""
-    form: SegmentFormatV1 | SegmentFormatV2 = {"v1": V1, "v2": V2, "checksum": CHECKSUM}[name]
+    form: Form = {"v1": V1, "v2": V2, "checksum": CHECKSUM}[name]
     suffix = ".rdq" if name == "v1" else ".sqs"
     random = Random(1)
     for path in real(suffix):
@@ -85,7 +87,7 @@ def segments(name: str) -> Iterator[Member]:
     yield from (Member(data, starts(form, data)) for data in (written(form, random) for _ in range(60)))
 
 
-def written(form: SegmentFormatV1 | SegmentFormatV2, random: Random, size: int = SMALL) -> bytes:
+def written(form: Form, random: Random, size: int = SMALL) -> bytes:
     """A segment with holes of every size, copies, records of every type, and bodies that look like records."""
     data, ids = bytearray(form.header), [random.randbytes(16) for _ in range(40)]
     after_hole = False
@@ -102,7 +104,7 @@ def written(form: SegmentFormatV1 | SegmentFormatV2, random: Random, size: int =
     return bytes(data)
 
 
-def bodies(form: SegmentFormatV1 | SegmentFormatV2, random: Random) -> list[bytes]:
+def bodies(form: Form, random: Random) -> list[bytes]:
     return [
         b"",
         bytes(random.randrange(30)),
@@ -113,7 +115,7 @@ def bodies(form: SegmentFormatV1 | SegmentFormatV2, random: Random) -> list[byte
     ]
 
 
-def starts(form: SegmentFormatV1 | SegmentFormatV2, data: bytes) -> list[int]:
+def starts(form: Form, data: bytes) -> list[int]:
     """The offsets of everything that a scan finds, and where it ends."""
     scan = form.scan(data)
     spots = [spot.offset for spot in scan.damage]
@@ -159,7 +161,7 @@ def hints() -> Iterator[Member]:
             for sizes in ([40] * count, [random.randrange(21, 400) for _ in range(count)]):
                 offsets = array("Q", [64 + 500 * n for n in range(count)])
                 for begin in (64, offsets):
-                    data = b"".join(hint_file.write((ids, begin, array("Q", sizes)), HINTED, size, 1))
+                    data = b"".join(hint_files.write_hint((ids, begin, array("Q", sizes)), HINTED, size, 1))
                     yield Member(data, [8, 12, 13, 16, 24, 32, 40, 48, 56, 56 + 16 * count, len(data) - 12])
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 
-from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, frame, real, written
-from msgstore.engine.segment.hint_file import write
+from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, Form, frame, real, written
+from msgstore.engine.segment.hints import write_hint
 from msgstore_ets_index import snapshot
 
 Family = Callable[[int], bytes]
+"""What makes an input of about so many bytes."""
 
 
-def _ids() -> Iterator[bytes]:
-    return (n.to_bytes(16) for n in itertools.count())
+def _ids(count: int) -> list[bytes]:
+    return [n.to_bytes(16) for n in range(count)]
 
 
 def _filled(pattern: bytes, head: bytes = b"") -> Family:
@@ -28,12 +28,12 @@ def _v2(pattern: bytes) -> Family:
     return _filled(pattern, V2.header)
 
 
-def _many(form: object, least: int) -> Family:
-    def make(size: int) -> bytes:
-        count = size // least
-        return form.header + form.encode(list(itertools.islice(_ids(), count)), [b""] * count)[0]  # type: ignore[attr-defined]
+def _chain(count: int) -> bytes:
+    return V2.encode([bytes([n]) * 16 for n in range(count)], [b""] * count)[0]
 
-    return make
+
+def _many(form: Form, least: int) -> Family:
+    return lambda size: form.header + form.encode(_ids(size // least), [b""] * (size // least))[0]
 
 
 def _broken_checksums(size: int) -> bytes:
@@ -45,29 +45,9 @@ def _broken_checksums(size: int) -> bytes:
 
 def _nested(size: int) -> bytes:
     """A record with a wrong checksum in whose body is a record with a wrong checksum, and so on."""
-    depth = 40
-    step = size // depth
-    heads = b"".join((struct.pack(">BI16sI", 4, step * (depth - n), bytes(16), 1)).ljust(step, b"\xaa") for n in range(depth))
-    return CHECKSUM.header + heads
-
-
-def _corrupt_often(size: int) -> bytes:
-    """Three good records, a bad byte, three good records, a bad byte."""
-    piece = V2.encode([b"a" * 16] * 3, [b"x" * 9] * 3)[0] + b"\x07"
-    return V2.header + piece * (size // len(piece))
-
-
-def _chains(size: int) -> bytes:
-    """Chains that are just long enough to be found, a bad byte behind each."""
-    piece = V2.encode([bytes([n]) * 16 for n in range(9)], [b""] * 9)[0] + b"\x07"
-    return V2.header + piece * (size // len(piece))
-
-
-def _swallowed(size: int) -> bytes:
-    """The same, each chain inside a message that ends at the bad byte."""
-    inner = V2.encode([bytes([n]) * 16 for n in range(9)], [b""] * 9)[0]
-    piece = V2.encode([b"o" * 16], [inner + b"\x08"])[0] + b"\x07"
-    return V2.header + piece * (size // len(piece))
+    step = size // 40
+    heads = (struct.pack(">BI16sI", 4, step * depth, bytes(16), 1).ljust(step, b"\xaa") for depth in range(40, 0, -1))
+    return CHECKSUM.header + b"".join(heads)
 
 
 def _false_ends(kind: int, step: int) -> Family:
@@ -75,7 +55,7 @@ def _false_ends(kind: int, step: int) -> Family:
     and the innermost behind them all."""
 
     def make(size: int) -> bytes:
-        chain = V2.encode([bytes([n]) * 16 for n in range(8)], [b""] * 8)[0]
+        chain = _chain(8)
         count = size // 2 // (len(chain) + 25)
         behind = 64 + count * (len(chain) + 25)
         ends = [*range(behind + count, behind + count + step * (count - 1), step), behind + 2 * count]
@@ -88,21 +68,20 @@ def _false_ends(kind: int, step: int) -> Family:
     return make
 
 
-def _overlapping(size: int) -> bytes:
-    """Messages each of which reaches to the very end of the file."""
-    count = size // 21
-    return V2.header + b"".join(struct.pack(">BI16s", 3, 21 * (count - n) + 1, n.to_bytes(16)) for n in range(count))
-
-
 def _overlapping_v1(size: int) -> bytes:
-    """The same, with an end mark in the last byte, and nothing that may follow it."""
+    """Messages each of which reaches to the very end of the file: an end mark, and nothing that may follow it."""
     count = size // 26
     heads = (struct.pack(">Q16sBB", 26 * (count - n) - 9, n.to_bytes(16), 255, 1) for n in range(count))
     return b"".join(heads)[:-1] + b"\xff"
 
 
-def _mixed(form: object) -> Family:
-    return lambda size: written(form, Random(7), size)  # type: ignore[arg-type]
+def _overlapping_v2(size: int) -> bytes:
+    count = size // 21
+    return V2.header + b"".join(struct.pack(">BI16s", 3, 21 * (count - n) + 1, n.to_bytes(16)) for n in range(count))
+
+
+def _mixed(form: Form) -> Family:
+    return lambda size: written(form, Random(7), size)
 
 
 def _real(suffix: str) -> Family:
@@ -110,21 +89,18 @@ def _real(suffix: str) -> Family:
     return lambda size: (whole * (size // len(whole) + 1))[:size]
 
 
-def _snapshot(size: int) -> bytes:
-    count = size // 28
-    return b"".join(snapshot.write(dict(zip(_ids(), range(2**90, 2**90 + count), strict=False)), {}, {}))
+def _entries(size: int) -> bytes:
+    return b"".join(snapshot.write({msg_id: 2**90 + n for n, msg_id in enumerate(_ids(size // 28))}, {}, {}))
 
 
 def _counts(size: int) -> bytes:
-    ids = list(itertools.islice(_ids(), size // 40))
+    ids = _ids(size // 40)
     return b"".join(snapshot.write(dict.fromkeys(ids, 0), dict.fromkeys(ids, 2), {}))
 
 
 def _pairs(size: int) -> bytes:
     """A forged snapshot with nothing but empty keys and values."""
-    count = size // 8
-    head = struct.pack(">8sIIQQQ", b"msg-ets\n", 1, 0, 0, 0, 8 * count)
-    body = head + bytes(8 * count)
+    body = struct.pack(">8sIIQQQ", b"msg-ets\n", 1, 0, 0, 0, size // 8 * 8) + bytes(size // 8 * 8)
     return body + zlib.crc32(body).to_bytes(4)
 
 
@@ -134,31 +110,29 @@ def _hint(segment_size: int, *columns: str) -> Family:
     def make(size: int) -> bytes:
         count = size // 32
         sizes = array("Q", [21 + n % 2 for n in range(count)] if "sizes" in columns else [21] * count)
-        offsets = array("Q", [64 + 25 * n for n in range(count)])
-        ids = bytes(16 * count)
-        return b"".join(write((ids, offsets if "offsets" in columns else 64, sizes), HINTED, segment_size, 1))
+        begin = array("Q", [64 + 25 * n for n in range(count)]) if "offsets" in columns else 64
+        return b"".join(write_hint((bytes(16 * count), begin, sizes), HINTED, segment_size, 1))
 
     return make
 
 
-def _state(size: int) -> bytes:
-    rows = {b"segment:%d.sqs" % n: bytes(33) for n in range(size // 55)}
-    return frame(rows)
+def _terms(term: bytes) -> Family:
+    """A list of so many."""
+    return lambda size: b"\x83l" + (size // len(term)).to_bytes(4) + term * (size // len(term)) + b"j"
 
 
 def _bomb(filling: bytes) -> Family:
     """A compressed term of a hundred times ``size``; what is inflated is a thousand times what is stored."""
 
     def make(size: int) -> bytes:
-        inflated = filling * (size * 100 // len(filling))
-        term = b"l" + (len(inflated) // len(filling)).to_bytes(4) + inflated + b"j"
+        term = _terms(filling)(size * 100)[1:]
         return b"\x83P" + len(term).to_bytes(4) + zlib.compress(term, 9)
 
     return make
 
 
-SEGMENTS_V1 = {
-    "zeros": _filled(b"\0"),
+ZEROS = {"zeros": _filled(b"\0")}
+SEGMENTS_V1 = ZEROS | {
     "end marks": _filled(b"\xff"),
     "ones": _filled(b"\1"),
     "half zeros": _filled(bytes(7) + b"\x10"),
@@ -175,20 +149,19 @@ SEGMENTS_V2 = {
     "heads without sizes": _v2(b"\3\0"),
     "types": _v2(b"\3"),
     "chains that nearly hold": _v2(b"\3\0\0\0\x19" * 30 + b"\x09" * 25),
-    "small holes": _v2(V2.encode([b"s" * 16], [b""])[0] + b"\1"),
+    "small holes": _v2(_chain(1) + b"\1"),
     "least records": _many(V2, 21),
-    "one id": _v2(V2.encode([b"s" * 16], [b""])[0]),
-    "corrupt often": _corrupt_often,
-    "chains": _chains,
-    "swallowed chains": _swallowed,
+    "one id": _v2(_chain(1)),
+    "corrupt often": _v2(V2.encode([b"a" * 16] * 3, [b"x" * 9] * 3)[0] + b"\x07"),
+    "chains just long enough to be found, a bad byte behind each": _v2(_chain(9) + b"\x07"),
+    "each chain inside a message that ends at the bad byte": _v2(V2.encode([b"o" * 16], [_chain(9) + b"\x08"])[0] + b"\x07"),
     "false ends, each further": _false_ends(3, 1),
     "false ends, each nearer": _false_ends(3, -1),
-    "overlapping": _overlapping,
+    "overlapping": _overlapping_v2,
     "mixed": _mixed(V2),
     "real": _real(".sqs"),
 }
-CHECKSUMS = {
-    **SEGMENTS_V2,
+CHECKSUMS = SEGMENTS_V2 | {
     "least records": _many(CHECKSUM, 25),
     "broken checksums": _broken_checksums,
     "nested": _nested,
@@ -196,6 +169,7 @@ CHECKSUMS = {
     "false ends and checksums, each nearer": _false_ends(4, -1),
     "mixed": _mixed(CHECKSUM),
 }
+JSON = {"lists": _filled(b"["), "objects": _filled(b'{"a":'), "digits": _filled(b"9")}
 EXTREMES: dict[str, dict[str, Family]] = {
     "v1-scan": SEGMENTS_V1,
     "v2-scan": SEGMENTS_V2,
@@ -204,26 +178,17 @@ EXTREMES: dict[str, dict[str, Family]] = {
     "v2-salvage": SEGMENTS_V2,
     "checksum-salvage": CHECKSUMS,
     "checksum-record": {"body": lambda size: CHECKSUM.encode([bytes(16)], [bytes(size)])[0]},
-    "ets-snapshot": {"entries": _snapshot, "counts": _counts, "pairs": _pairs, "zeros": _filled(b"\0")},
-    "hint": {
+    "ets-snapshot": ZEROS | {"entries": _entries, "counts": _counts, "pairs": _pairs},
+    "hint": ZEROS | {
         "ids": _hint(NARROW),
         "sizes": _hint(NARROW, "sizes"),
         "offsets": _hint(WIDE, "offsets"),
         "sizes and offsets": _hint(WIDE, "sizes", "offsets"),
-        "zeros": _filled(b"\0"),
     },
-    "state-rows": {"rows": _state},
+    "state-rows": {"rows": lambda size: frame({b"segment:%d.sqs" % n: bytes(33) for n in range(size // 55)})},
     "lmdb-slots": {"rows": lambda size: bytes(range(40)) * (size // 40)},
-    "settings": {
-        "lists": _filled(b"["),
-        "objects": _filled(b'{"a":'),
-        "digits": _filled(b"9"),
-        "members": lambda size: b"{" + b",".join(b'"%d":0' % n for n in range(size // 9)) + b"}",
-    },
-    "scrub-state": {
-        "lists": _filled(b"["),
-        "objects": _filled(b'{"a":'),
-        "digits": _filled(b"9"),
+    "settings": JSON | {"members": lambda size: b"{" + b",".join(b'"%d":0' % n for n in range(size // 9)) + b"}"},
+    "scrub-state": JSON | {
         "spots": lambda size: b'{"spots":[' + b",".join([b'{"file":"0.sqs"}'] * (size // 17)) + b"]}",
     },
     "clean-dot": {
@@ -238,19 +203,17 @@ EXTREMES: dict[str, dict[str, Family]] = {
     },
     "lock-file": {"digits": _filled(b"9"), "blanks": _filled(b" ")},
     "erlang-term": {
-        "nils": lambda size: b"\x83l" + size.to_bytes(4) + b"j" * (size + 1),
+        "nils": _terms(b"j"),
         "tuples in tuples": _filled(b"h\1", b"\x83"),
         "lists in lists": _filled(b"l\0\0\0\1", b"\x83"),
-        "atoms": lambda size: b"\x83l" + (size // 3).to_bytes(4) + b"w\1a" * (size // 3) + b"j",
-        "large atoms": lambda size: b"\x83l" + (size // 258).to_bytes(4) + (b"d\0\xff" + b"a" * 255) * (size // 258) + b"j",
+        "atoms": _terms(b"w\1a"),
+        "large atoms": _terms(b"d\0\xff" + b"a" * 255),
         "a large number": lambda size: b"\x83o" + size.to_bytes(4) + b"\0" + b"\xff" * size,
-        "floats": lambda size: (
-            b"\x83l" + (size // 32).to_bytes(4) + (b"c" + b"1" * 9 + b".5" + bytes(20)) * (size // 32) + b"j"
-        ),
+        "floats": _terms(b"c" + b"1" * 9 + b".5" + bytes(20)),
         "funs": lambda size: b"\x83" + b"u\0\0\0\1gw\1n" + (bytes(9) + b"w\1ma\1a\1u\0\0\0\1gw\1n") * (size // 24),
         "bomb of nils": _bomb(b"j"),
         "bomb of zeros": _bomb(b"m" + (2**20).to_bytes(4) + bytes(2**20)),
         "bomb of atoms": _bomb(b"w\0"),
     },
-}
+}  # fmt: skip
 """Target to what is tried with it."""

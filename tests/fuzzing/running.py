@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import hashlib
-import multiprocessing
 import signal
 import time
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import attrs
 
+from attempts import in_processes
 from fuzzing.mutations import Member, mutated
 from fuzzing.targets import TARGETS, Target
 
 HANG = 5.0
 """Seconds of processor time for one input of a few KiB, which takes far less than a millisecond: so load does not count."""
-STUCK = 60.0
-"""Seconds, by the clock, after which a process that does not even notice its alarm is ended, with its stack."""
 CHUNK = 5000
 
 
@@ -42,15 +38,6 @@ class Tally:
     """Of processor time."""
     failures: list[str] = attrs.field(factory=list)
 
-    def __iadd__(self, other: Tally) -> Tally:
-        return Tally(
-            self.inputs + other.inputs, self.digests | other.digests, self.seconds + other.seconds,
-            self.failures + other.failures,
-        )  # fmt: skip
-
-    def fail(self, name: str, seeds: str, error: str) -> None:
-        self.failures.append(f"{name}, seed {seeds}: {error}\n  again: python -m fuzzing {name} {seeds} (in tests/)")
-
 
 def make(target: Target, seed: int) -> tuple[bytes, Member]:
     """The input of a number."""
@@ -61,13 +48,14 @@ def make(target: Target, seed: int) -> tuple[bytes, Member]:
 
 
 @contextlib.contextmanager
-def alarm() -> Iterator[None]:
-    """Inside, ``signal.setitimer(ITIMER_VIRTUAL, HANG)`` ends what runs too long with Hang."""
+def limited() -> Iterator[None]:
+    """End what runs too long with Hang."""
 
     def ring(number: int, frame: object) -> None:
         raise Hang(f"took more than {HANG} s of processor time")
 
     before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, HANG)
     try:
         yield
     finally:
@@ -75,58 +63,42 @@ def alarm() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def attempt(target: Target, data: bytes, member: Member) -> str | None:
-    """Why an input fails, or None. To be called inside :func:`alarm`."""
+def attempt(target: Target, data: bytes, member: Member) -> str:
+    """Return why an input fails, with the input; nothing if it does not."""
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, HANG)
-        target.check(data, member)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        with limited():
+            target.check(data, member)
     except (Exception, Hang) as error:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno}: {where.line})"
-    return None
+        return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno}: {where.line}): {data.hex()}"
+    return ""
 
 
-def run_chunk(name: str, seeds: range) -> Tally:
+def run_chunk(name: str, seeds: range, _: int = 0) -> Tally:
     """Try the inputs of these seeds, until one fails."""
-    target, tally = TARGETS[name], Tally()
-    faulthandler.dump_traceback_later(STUCK, exit=True)
-    begin = time.process_time()
-    with alarm():
-        for seed in seeds:
-            data, member = make(target, seed)
-            tally.digests.add(hashlib.blake2b(data, digest_size=8).digest())
-            tally.inputs += 1
-            if error := attempt(target, data, member):
-                tally.fail(name, str(seed), error)
-                break
+    tally, begin = Tally(), time.process_time()
+    for seed in seeds:
+        data, member = make(TARGETS[name], seed)
+        tally.digests.add(hashlib.blake2b(data, digest_size=8).digest())
+        tally.inputs += 1
+        if error := attempt(TARGETS[name], data, member):
+            tally.failures.append(f"{name}, --fuzz 1 --fuzz-from {seed}: {error}")
+            break
     tally.seconds = time.process_time() - begin
-    faulthandler.cancel_dump_traceback_later()
     return tally
 
 
-def run(name: str, seeds: range, workers: int = 2) -> Tally:
-    """Try the inputs of these seeds with one target in ``workers`` processes. What kills a process is a failure, too."""
+def run(name: str, seeds: range) -> Tally:
+    """Try the inputs of these seeds with one target. What kills a process is a failure, too."""
     whole = Tally()
-    # Spawned, not forked: a fork of a process with threads may hang by itself.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=faulthandler.enable) as pool:
-        parts = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
-        running = [pool.submit(run_chunk, name, part) for part in parts]
-        for part, future in zip(parts, running, strict=True):
-            try:
-                whole += future.result()
-            except BrokenProcessPool:
-                error = "the process died, of these or others of the target: its standard error has the stack"
-                whole.fail(name, f"{part[0]}-{part[-1]}", error)
-                break
+    TARGETS[name].members()  # made once, not in each process
+    parts = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
+    calls = ((f"{name}, of the seeds {part[0]} to {part[-1]}", partial(run_chunk, name, part)) for part in parts)
+    for label, tally, error in in_processes(calls):
+        if error:
+            whole.failures.append(f"{label}: {error}")
+        else:
+            whole.inputs, whole.seconds = whole.inputs + tally.inputs, whole.seconds + tally.seconds
+            whole.digests |= tally.digests
+            whole.failures += tally.failures
     return whole
-
-
-def main(name: str, seeds: str) -> None:
-    """Try the inputs of some seeds again: 17, or 0-4999. The number of each is printed before."""
-    first, _, last = seeds.partition("-")
-    for seed in range(int(first), int(last or first) + 1):
-        data, member = make(TARGETS[name], seed)
-        print(f"{seed}: {len(data)} bytes: {data.hex()}", flush=True)
-        TARGETS[name].check(data, member)

@@ -16,11 +16,11 @@ import attrs
 
 from fuzzing import corpus
 from fuzzing.mutations import Member
-from msgstore.cli.scrub_state import ScrubState, parse_state
+from msgstore.cli.commands.verify import ScrubState, parse_state
 from msgstore.contract import RESCUED_KEY, Columns, NoOptions, RecordError, SegmentFormat, SegmentScan
 from msgstore.directory import Settings, _settings, parse_settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs
-from msgstore.engine.segment import hint_file
+from msgstore.engine.segment import hints as hint_files
 from msgstore.engine.state import checkpoint
 from msgstore.jobs.reading.chains import Span, read_spans
 from msgstore.locations import pack_locations, unpack_location
@@ -133,7 +133,7 @@ def with_crc(data: bytes, start: int = 0) -> bytes:
 
 def read_hint(data: bytes) -> Columns:
     size = corpus.WIDE if data[24:32] == corpus.WIDE.to_bytes(8) else corpus.NARROW
-    return hint_file.read(data, corpus.HINTED, size, 1)
+    return hint_files.read_hint(data, corpus.HINTED, size, 1)
 
 
 def hinted(hint: Columns, data: bytes, member: Member) -> None:
@@ -243,7 +243,7 @@ TARGETS = {
         ),
         Target("checksum-record", 8, corpus.records, partial(corpus.CHECKSUM.decode, RECORD_ID), decoded, (RecordError,)),
         Target("ets-snapshot", 10, corpus.snapshots, read_snapshot, loaded, (snapshot.InvalidSnapshot,), with_crc),
-        Target("hint", 8, corpus.hints, read_hint, hinted, (hint_file.InvalidHint,), with_named_crc),
+        Target("hint", 8, corpus.hints, read_hint, hinted, (hint_files.InvalidHint,), with_named_crc),
         Target("state-rows", 8, corpus.states, lambda data: checkpoint.rows(corpus.unframe(data)), judged, (ValueError,)),
         Target("lmdb-slots", 4, corpus.slots, lmdb_items, listed),
         Target("settings", 6, corpus.settings, settings_in, remembered, (ValueError, TypeError), with_json_crc),

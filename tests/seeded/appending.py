@@ -24,12 +24,12 @@ reference-written-anew-is-lost: A reference that is written while a remover has 
   - _merge(shared[1], entry)
   + pass
 small-messages-weigh-nothing: Millions of empty messages stay in memory because they are counted as no bytes.
-  WriteBuffer.make_fast_path  tests/test_unconfirmed_bound.py::test_many_clients_share_one_bound
+  WriteBuffer.make_fast_path  tests/test_clients.py::test_unconfirmed_bytes_stay_within_the_bound
   - charged += size + OVERHEAD
   + charged += size
 @ msgstore.engine.write.batch_writer
 removed-while-written-stays-live: A message that is removed while it is written keeps its segment from ever being deleted.
-  BatchWriter._enter  tests/test_clients.py::test_removal_during_flush_leaves_revivable_garbage
+  BatchWriter._enter  tests/test_clients.py::test_dead_record_of_current_segment_is_revived
   - self._accounting.mark_dead(dead)
   + pass
 flush-counts-every-message-once: References that were written before a flush are one after it.
@@ -94,7 +94,7 @@ descriptors-pile-up: A store with many segments runs out of descriptors.
   + >= 100 * MAX_OPEN
 @ msgstore.engine.write.writer
 refused-body-is-confirmed: A message that the codec refused, and that was not taken, is confirmed.
-  Writer.write_slow  tests/test_refused_bodies.py::test_write_of_refused_body_takes_nothing
+  Writer.write_slow  tests/test_refused_calls.py::test_write_of_refused_body_takes_nothing
   - body = self._encode_body(msg_id, body)
   + try:
   +                 body = self._encode_body(msg_id, body)
@@ -104,7 +104,7 @@ refused-body-is-confirmed: A message that the codec refused, and that was not ta
   +                 raise
 refused-body-is-taken: write raises BodyRefused, and the message is there: a second write of the id adds a reference, and no
     body.
-  Writer.write_slow  tests/test_refused_bodies.py::test_write_of_refused_body_takes_nothing
+  Writer.write_slow  tests/test_refused_calls.py::test_write_of_refused_body_takes_nothing
   - body = self._encode_body(msg_id, body)
   + try:
   +                 body = self._encode_body(msg_id, body)
@@ -113,7 +113,7 @@ refused-body-is-taken: write raises BodyRefused, and the message is there: a sec
   +                 raise
 @ msgstore.engine.backends
 encoded-body-may-be-too-large: A body that its codec makes larger than a record is taken, and no flush succeeds any more.
-  _encoder  tests/test_refused_bodies.py::test_write_of_refused_body_takes_nothing
+  _encoder  tests/test_refused_calls.py::test_write_of_refused_body_takes_nothing
   - if len(stored) > max_body:
   + if len(body) > max_body:
 """

@@ -19,7 +19,7 @@ v2-copies-count-as-records: A message that stands twice in a segment is counted 
   + pass
 @ msgstore_format_v2.gaps
 seal-may-cross-a-sector: A power loss in a compaction leaves half of a record's head, and every message after it is lost.
-  gap_room  plugins/format_v2/tests/test_v2_gaps.py::test_room
+  gap_room  plugins/format_v2/tests/test_v2_format.py::test_room
   - _SECTOR - HOLE_SIZE
   + _SECTOR
 @ msgstore_format_v2.format

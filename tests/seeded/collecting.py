@@ -4,7 +4,7 @@ FAULTS = r"""
 @ msgstore.engine.compact.in_place
 compacted-segments-hint-is-stale: After a compaction and a crash moved messages are looked for where they were before.
   compact_in_place  tests/test_hints.py::test_compaction_rewrites_the_hint
-  - hints.rewrite(segment, live.ids, places,
+  - hints.rewrite(segment, live.ids, plan.places,
   + hints.rewrite(segment, live.ids, live.offsets,
 gaps-are-filled-before-the-index-is-committed: A crash in a compaction loses messages whose removal was not on disk yet.
   _rewrite  tests/test_collection.py::test_compaction_in_place_syncs_every_step
@@ -31,11 +31,10 @@ swap-is-not-committed-before-the-cut: With a persistent index a crash behind a c
   _rewrite  tests/test_collection.py::test_compaction_in_place_syncs_every_step
   - context.commit()
   + pass
-@ msgstore.engine.compact.compaction_plan
 records-move-onto-each-other: After a compaction messages have the places of others, and cannot be read.
-  CompactionPlan.moves  core/tests/test_moves.py::test_plan_of_known_segment
-  - at += sizes[position]
-  + pass
+  plan_moves  core/tests/test_moves.py::test_plan_of_known_segment
+  - places[staying], end = place_end - size,
+  + places[staying], end = gaps[gap][0],
 cut-takes-the-last-record-that-stays: A compaction cuts off the last message that stayed where it was.
   plan_moves  core/tests/test_moves.py::test_plan_of_known_segment
   - end = max(end, starts[staying])
@@ -49,7 +48,6 @@ zeros-come-before-the-lost-name: After a power loss a segment of zeros has its n
   GarbageCollector.erase  tests/test_erasing.py::test_zeros_are_synced_before_unlink
   - self._segments.sync_directory()
   + pass
-@ msgstore.engine.compact.policy_actions
 quarantine-does-not-bind-policies: A policy may have a damaged segment rewritten.
   _refusal  core/tests/test_policies.py::test_impossible_action_is_refused
   - if found.quarantined:

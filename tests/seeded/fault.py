@@ -12,11 +12,12 @@ import attrs
 
 ROOT = Path(__file__).parents[2]
 """The checkout."""
+_EDIT = ("fragment", "replacement")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _ENTRY = re.compile(
     r"(?P<name>[a-z0-9-]+): (?P<symptom>.+(?:\n    .+)*)\n"
     r"  (?P<function>\S+)  (?P<caught_by>\S+::\S+)\n"
-    r"(?P<fragment>(?:  -.*\n)+)(?P<replacement>(?:  \+.*\n)+)"
+    r"(?:  = (?P<old>.+) => (?P<new>.+)\n|(?P<fragment>(?:  -.*\n)+)(?P<replacement>(?:  \+.*\n)+))"
 )
 
 
@@ -64,16 +65,19 @@ class Fault:
 
 
 def parsed(text: str) -> list[Fault]:
-    """Return the faults of a table. After ``@ module`` each entry has four parts: the name and the symptom, the function and
-    the test that catches the fault, lines of the function's text after ``-``, and those that replace them after ``+``."""
+    """Return the faults of a table. After ``@ module`` each entry has three parts: the name and the symptom; the function and
+    the test that catches the fault; the edit. An edit of one line is ``= old text => new text``, a longer one has lines of the
+    function's text after ``-``, and those that replace them after ``+``."""
     faults = []
     for module, entries in re.findall(r"^@ (\S+)\n((?:[^@].*\n)+)", text, re.MULTILINE):
-        found = [match.groupdict() for match in _ENTRY.finditer(entries)]
-        if _ENTRY.sub("", entries):
-            raise ValueError(f"not an entry of {module}: {_ENTRY.sub('', entries)}")
-        for entry in found:
-            edit = {part: "\n".join(line[4:] for line in entry.pop(part).splitlines()) for part in ("fragment", "replacement")}
-            faults.append(Fault(module=module, **edit, **entry | {"symptom": re.sub(r"\n +", " ", entry["symptom"])}))
+        if rest := _ENTRY.sub("", entries):
+            raise ValueError(f"not an entry of {module}: {rest}")
+        for match in _ENTRY.finditer(entries):
+            entry = match.groupdict()
+            old, new = entry.pop("old"), entry.pop("new")
+            edit = {part: "\n".join(line[4:] for line in (entry.pop(part) or "").splitlines()) for part in _EDIT}
+            entry |= {"fragment": old, "replacement": new} if old else edit
+            faults.append(Fault(module=module, **entry | {"symptom": re.sub(r"\n +", " ", entry["symptom"])}))
     return faults
 
 

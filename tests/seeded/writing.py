@@ -29,29 +29,25 @@ index-is-committed-ahead-of-syncs: With fsync_every a power loss leaves index en
   - self._segments.sync_written()
   + pass
 flush-joins-one-under-way: A flush returns when one that began before the last writes has ended: they are not confirmed.
-  Flusher.flush_or_defer  tests/test_clients.py::test_each_write_is_confirmed_once_in_order
-  - begin = next(self._tickets)
-  -                 self.flush_locked()
-  + self.flush_locked()
-  +                 begin = next(self._tickets)
+  GroupCommit.run  tests/test_clients.py::test_each_write_is_confirmed_once_in_order
+  - self._close(mine)
+  -                         work()
+  + work()
 flush-hides-another-threads-failure: A flush that waited for one that failed returns as if everything were confirmed.
-  Flusher.flush_or_defer  tests/test_clients.py::test_waiting_flushes_are_served_by_one_run
-  - begin = next(self._tickets)
-  -                 self.flush_locked()
-  -                 self._served = begin
-  + self._served = next(self._tickets)
-  +                 self.flush_locked()
+  GroupCommit.run  tests/test_clients.py::test_waiting_flushes_are_served_by_one_run
+  - if run.is_successful:
+  + if run:
 confirms-come-twice: The last message of each flush is confirmed once more by the next one.
   Flusher.deliver_confirms  tests/test_store.py::test_confirms_come_once_per_flush_in_order
   - del client.unconfirmed[: len(ids)]
   + del client.unconfirmed[: len(ids) - 1]
 @ msgstore.engine.write.writer
 bound-of-unconfirmed-is-ignored: More bytes are unconfirmed than max_unconfirmed allows.
-  Writer._after_change  tests/test_unconfirmed_bound.py::test_unconfirmed_bytes_stay_within_the_bound
+  Writer._after_change  tests/test_clients.py::test_unconfirmed_bytes_stay_within_the_bound
   -  or flusher.uncommitted_bytes > self._bound:
   + :
 absent-ids-are-not-told: Removing an id more often than it has references raises nothing.
-  Writer._release  tests/test_clients.py::test_removal_of_too_many_references_names_id
+  Writer._release  tests/test_store.py::test_removal_of_absent_references_names_them
   - return len(ids), released.missing
   + return len(ids), []
 removal-leaves-live-bytes: A segment whose messages were all removed is never deleted.
@@ -59,7 +55,7 @@ removal-leaves-live-bytes: A segment whose messages were all removed is never de
   - self._accounting.mark_dead(released.freed)
   + pass
 failed-removal-names-no-ids: A caller that repeats what a failed removal left repeats nothing.
-  Writer._release  tests/test_error_says_applied.py::test_remove_of_unreadable_entries_removes_none
+  Writer._release  tests/test_refused_calls.py::test_remove_of_unreadable_entries_removes_none
   - ids=ids) from error
   + ) from error
 failing-writes-pile-up-in-memory: On a full disk each write is taken, and memory grows until the process is killed.
@@ -67,11 +63,11 @@ failing-writes-pile-up-in-memory: On a full disk each write is taken, and memory
   - self._is_failing = is_failing
   + self._is_failing = False
 error-denies-a-taken-write: An error says that a write was not taken when it was: the retry adds a reference.
-  Writer._after_change  tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did
+  Writer._after_change  tests/test_refused_calls.py::test_write_that_flushes_says_it_was_taken
   - applied=True
   + applied=False
 error-claims-a-refused-write: An error says that a write was taken when it was refused: the caller does not repeat it.
-  Writer._flush_first  tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did
+  Writer._flush_first  tests/test_refused_calls.py::test_write_that_flushes_says_it_was_taken
   - applied=False
   + applied=True
 large-messages-share-segments: A large body shares its segment, and its removal frees no space.
@@ -84,14 +80,14 @@ second-reference-is-never-confirmed: The second write of an id is never confirme
   + pass
 @ msgstore.engine.state.lifecycle
 interrupted-store-goes-on: After Ctrl-C in the middle of a change the store goes on with half of it in memory.
-  Lifecycle.end_if_interrupted  tests/test_meetings.py::test_interrupt_after_append_closes_the_store
+  Lifecycle.end_if_interrupted  tests/test_interrupts.py::test_interrupt_in_flush_ends_the_store
   - self.refuse(self.interrupted)
   -         self.release()
   + self.interrupted = None
 @ msgstore.engine.client
 write-many-counts-the-failed-pair: After an error write_many says that one pair more was taken than was: the caller leaves it
     out.
-  Client.write_many  tests/test_error_says_applied.py::test_calls_under_any_fault_say_what_they_did
+  Client.write_many  tests/test_refused_calls.py::test_write_many_of_a_list_counts_the_taken
   - length_hint(rest) - 1
   + length_hint(rest)
 """

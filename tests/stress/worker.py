@@ -61,19 +61,11 @@ class Findings:
         return "\n".join([f"{len(self.texts)} findings: {dict(self.kinds)}", *self.texts[:ENOUGH]])
 
 
-class Shared:
-    """A message that several clients write, each once and when it gets to it, and each removes once."""
-
-    def __init__(self, msg_id: bytes, holders: int) -> None:
-        self.msg_id = msg_id
-        self._left = list(range(holders))
-
-    def give_back(self) -> bool:
-        """After a holder's removal has returned. True for the last one: now it must be gone, whoever asks."""
-        return self._left.pop() == 0
+Shared = tuple[bytes, list[int]]
+"""A message that several clients write, each once and when it gets to it, and each removes once; and the holders that have not
+removed it. Whoever takes the last one out after its removal has returned knows that the message must be gone."""
 
 
-@attrs.define
 class Board:
     """What the threads tell each other, so that each of them knows exactly what another's message must answer.
 
@@ -83,18 +75,14 @@ class Board:
     a ghost.
     """
 
-    threads: int
-    alive: list[list[bytes | None]] = attrs.field(init=False)
-    dead: list[list[bytes | None]] = attrs.field(init=False)
-    inboxes: list[deque[Shared]] = attrs.field(init=False)
-    """Messages that others have written, or are about to, and this thread is to write as well."""
-    barrier: threading.Barrier = attrs.field(init=False)
-    """Passed when nobody is sent anything any more."""
-
-    def __attrs_post_init__(self) -> None:
-        self.alive, self.dead = ([[None] * SLOTS for _ in range(self.threads)] for _ in range(2))
-        self.inboxes = [deque() for _ in range(self.threads)]
-        self.barrier = threading.Barrier(self.threads)
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.alive: list[list[bytes | None]] = [[None] * SLOTS for _ in range(threads)]
+        self.dead: list[list[bytes | None]] = [[None] * SLOTS for _ in range(threads)]
+        self.inboxes: list[deque[Shared]] = [deque() for _ in range(threads)]
+        """Messages that others have written, or are about to, and this thread is to write as well."""
+        self.barrier = threading.Barrier(threads)
+        """Passed when nobody is sent anything any more."""
 
 
 @attrs.frozen
@@ -141,8 +129,8 @@ class Worker(threading.Thread):
         """References to them beyond the first one."""
         self._gone: list[bytes] = []
         """Ids of which the last reference was removed since the last flush."""
-        self._shared: dict[bytes, Shared] = {}
-        """Those of them that others have references to, as well."""
+        self._shared: dict[bytes, list[int]] = {}
+        """Those of them that others have references to, as well, with the holders that are left."""
 
     @property
     def kept(self) -> Counter[bytes]:
@@ -166,13 +154,13 @@ class Worker(threading.Thread):
             self._board.barrier.abort()
 
     def _work(self) -> None:
-        moves = [self._write, self._write_and_remove, self._read, self._read_others, self._read_many, self._count]
+        moves = [self._write, self._write_and_remove, self._read, self._count]
         while self.counts["messages"] < self.task.quota:
             if self._findings.stop.is_set():
                 self._board.barrier.abort()
             if self._board.barrier.broken:
                 raise threading.BrokenBarrierError
-            for move in self._chance.choices(moves, [10, 2, 6, 4, 2, 1], k=8):
+            for move in self._chance.choices(moves, [10, 2, 12, 1], k=8):
                 move()
             if len(self._live) > self.task.living:
                 self._remove_down_to(self.task.living * 9 // 10)
@@ -213,18 +201,17 @@ class Worker(threading.Thread):
         """Have others write it too; they may do so before this thread does, and after it has removed it again."""
         everybody = range(self._board.threads)
         others = [number for number in everybody if number != self.task.number and self._chance.random() < 0.3]
-        self._shared[msg_id] = shared = Shared(msg_id, 1 + len(others))
+        self._shared[msg_id] = left = list(range(1 + len(others)))
         for number in others:
-            self._board.inboxes[number].append(shared)
+            self._board.inboxes[number].append((msg_id, left))
 
     def _adopt(self) -> None:
         """Write what others have shared, half of the time the first of many references, half of the time a late one."""
         inbox = self._board.inboxes[self.task.number]
         while inbox:
-            shared = inbox.popleft()
-            self._shared[shared.msg_id] = shared
-            self._put(shared.msg_id)
-            self._live.append(shared.msg_id)
+            msg_id, self._shared[msg_id] = inbox.popleft()
+            self._put(msg_id)
+            self._live.append(msg_id)
 
     def _on_confirm(self, ids: list[bytes]) -> None:
         if not self._being_told.acquire(blocking=False):
@@ -310,38 +297,31 @@ class Worker(threading.Thread):
                 del self._more[msg_id]
             self._live.append(msg_id)
             return True
-        shared = self._shared.pop(msg_id, None)
-        return shared is not None and not shared.give_back()
+        left = self._shared.pop(msg_id, None)
+        return left is not None and left.pop() > 0
 
     # -- reading ----------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        for msg_id in [*self._some(24), *self._live[-1:]]:
-            self._verify(msg_id, self._ask(msg_id), there=True)
-
-    def _read_others(self) -> None:
+        """Messages of its own, and some of another thread's that must be there, or must be gone; one by one, or together."""
+        mine = {*self._some(24), *self._live[-1:]}
         alive, dead = self._chance.choice(self._board.alive), self._chance.choice(self._board.dead)
-        for at in self._chance.choices(range(SLOTS), k=10):
-            if (msg_id := alive[at]) is not None:
-                self._verify(msg_id, self._ask(msg_id), there=True if alive[at] == msg_id else None)
-            if (msg_id := dead[at]) is not None:
-                self._verify(msg_id, self._ask(msg_id), there=False)
-
-    def _read_many(self) -> None:
-        mine = set(self._some(40))
-        alive, dead = self._chance.choice(self._board.alive), self._chance.choice(self._board.dead)
-        published = {at: msg_id for at in range(0, SLOTS, 16) if (msg_id := alive[at]) is not None}
-        buried = [msg_id for msg_id in dead[::32] if msg_id is not None]
+        slots = self._chance.choices(range(SLOTS), k=10)
+        published = {at: msg_id for at in slots if (msg_id := alive[at]) is not None}
+        buried = [msg_id for at in slots if (msg_id := dead[at]) is not None]
         asked = {*mine, *published.values(), *buried}
-        found = self._client.read_many(asked)
+        if self._chance.random() < 0.2:
+            found: Mapping[bytes, bytes | None] = self._client.read_many(asked)
+            if strangers := found.keys() - asked:
+                self._found("ghost", f"read_many gave {len(strangers)} that were not asked for")
+        else:
+            found = {msg_id: self._ask(msg_id) for msg_id in asked}
         for msg_id in mine:
             self._verify(msg_id, found.get(msg_id), there=True)
         for at, msg_id in published.items():
             self._verify(msg_id, found.get(msg_id), there=True if alive[at] == msg_id else None)
         for msg_id in buried:
             self._verify(msg_id, found.get(msg_id), there=False)
-        if strangers := found.keys() - asked:
-            self._found("ghost", f"read_many gave {len(strangers)} that were not asked for")
 
     def _count(self) -> None:
         """References of messages that nobody else has any to."""

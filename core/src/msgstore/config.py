@@ -12,8 +12,7 @@ import functools
 import json
 import tomllib
 import typing
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -163,8 +162,14 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
     refuse_unknown(table, [name for name in attrs.fields_dict(StoreConfig) if name != "where"], where)
     if "path" not in table:
         raise ConfigError(f'{where}: the key path is missing. Write path = "directory of the store".')
-    if isinstance(table.get("record"), Mapping):
-        raise ConfigError(_record_as_table(table["record"], table.get("format"), where))
+    if isinstance(given := table.get("record"), Mapping):  # a store may bind several: byte and options belong to the format
+        name, form = given.get("use", "NAME"), table.get("format") or "v2"
+        form = form.get("use", "v2") if isinstance(form, Mapping) else form
+        bound = f"{{ byte = {given.get('byte', 128)}, ... }}" if given.keys() - {"use", "byte"} else given.get("byte", 128)
+        raise ConfigError(
+            f"{where} record: {dict(given)!r} is not a name. Write record = {json.dumps(name, default=str)} and "
+            f'format = {{ use = "{form}", records = {{ {name} = {bound} }} }}.'
+        )
     config = structure(StoreConfig, table, where)
     try:
         path = base / config.path.expanduser()
@@ -180,17 +185,24 @@ def structure(options: type[T], table: Mapping[str, Any], where: str) -> T:
     missing = [name for name, field in fields.items() if field.default is attrs.NOTHING and name not in table]
     if missing:
         raise ConfigError(f"{where}: the key {missing[0]} is missing")
-    with _options_errors(options, where):
+    place, values = where, {}
+    try:
         hints = _hints(cast("Hashable", options))
-    values = {}
-    for name, value in table.items():
-        with _options_errors(options, f"{where} {name}"):
-            values[name] = _typed(hints[name], value, f"{where} {name}")
-    with _options_errors(options, where):
+        for name, value in table.items():
+            place = f"{where} {name}"
+            values[name] = _typed(hints[name], value, place)
+        place = where
         try:
             return options(**values)
         except (TypeError, ValueError) as error:  # a validator of the class itself
             raise ConfigError(f"{where}: {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # of a plugin's class, such as annotations that cannot be resolved
+        raise ConfigError(
+            f"{place}: the class of options {options.__module__}.{options.__qualname__} cannot be used: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 @functools.cache
@@ -198,34 +210,6 @@ def _hints(options: Hashable) -> dict[str, Any]:
     """Return the type hints of a class. Cached: compiling annotations is slow, and every opening needs those of all its
     plugins."""
     return typing.get_type_hints(options)
-
-
-@contextmanager
-def _options_errors(options: type, where: str) -> Iterator[None]:
-    """Convert exceptions of a plugin's options class, such as unresolvable annotations or failing validators, to
-    ConfigError."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{where}: the class of options {options.__module__}.{options.__qualname__} cannot be used: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def _record_as_table(given: Mapping[str, Any], form: object, where: str) -> str:
-    """Return the error for ``record = {...}``. Byte and options of a record type belong to the format, because a store may bind
-    several."""
-    name = given.get("use", "NAME")
-    form = form.get("use") if isinstance(form, Mapping) else form
-    byte = given.get("byte", 128)
-    bound = f"{{ byte = {byte}, ... }}" if given.keys() - {"use", "byte"} else byte
-    return (
-        f"{where} record: {dict(given)!r} is not a name. Write record = {json.dumps(name, default=str)} and "
-        f'format = {{ use = "{form or "v2"}", records = {{ {name} = {bound} }} }}.'
-    )
 
 
 def _tables(value: object, where: str) -> Mapping[str, Any]:
@@ -243,8 +227,8 @@ def refuse_unknown(table: Mapping[str, Any], known: typing.Iterable[str], where:
             raise ConfigError(f"{where}: unknown key {key!r}{hint}")
 
 
-def _nearest(name: str, known: typing.Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
+def _nearest(name: object, known: typing.Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
@@ -257,19 +241,13 @@ def _typed(kind: Any, value: object, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _exactly(kind: type, noun: str) -> Any:
+def _exactly(kind: Callable[[Any], object], noun: str, *kinds: type) -> Any:
     def check(value: object, _: object) -> object:
-        if type(value) is not kind:
+        if type(value) not in (kinds or (kind,)):
             raise ValueError(f"{value!r} is not {noun}")
-        return value
+        return kind(value)
 
     return check
-
-
-def _number(value: object, _: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is not a number")  # noqa: TRY004 - ValueError for every wrong value
-    return float(value)
 
 
 def _is_literal(kind: object) -> bool:
@@ -279,8 +257,7 @@ def _is_literal(kind: object) -> bool:
 def _literal(value: object, kind: Any) -> object:
     choices = typing.get_args(kind)
     if value not in choices:
-        near = _nearest(value, choices) if isinstance(value, str) else ""
-        raise ValueError(f"{value!r} is not one of {', '.join(map(repr, choices))}{near}")
+        raise ValueError(f"{value!r} is not one of {', '.join(map(repr, choices))}{_nearest(value, choices)}")
     return value
 
 
@@ -292,9 +269,9 @@ def _structure_durability(value: object, _: object) -> Any:
         if not every:
             raise ValueError('fsync_every = 0 syncs after every flush. Write durability = "fsync".')
         return FsyncEvery(every)
-    if isinstance(value, str) and value in ("os", "fsync"):
+    if value in ("os", "fsync"):
         return value
-    near = _nearest(value, ("os", "fsync")) if isinstance(value, str) else ""
+    near = _nearest(value, ("os", "fsync"))
     raise ValueError(f"""{value!r} is not one of 'os', 'fsync', {{ fsync_every = "100ms" }}{near}""")
 
 
@@ -323,7 +300,7 @@ _converter.register_structure_hook(Backend, _structure_backend)
 _converter.register_structure_hook(Path, _structure_path)
 _converter.register_structure_hook(int, _exactly(int, "an integer"))
 _converter.register_structure_hook(bool, _exactly(bool, "true or false"))
-_converter.register_structure_hook(float, _number)
+_converter.register_structure_hook(float, _exactly(float, "a number", float, int))
 _converter.register_structure_hook(str, _exactly(str, "text"))
 _converter.register_structure_hook_func(_is_literal, _literal)
 _converter.register_structure_hook_func(lambda kind: kind == Durability, _structure_durability)

@@ -13,6 +13,7 @@ import logging
 import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,8 @@ _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 class DamagedSettings(StoreError):
     """A ``msgstore.json`` that is empty, torn or changed."""
 
-    def __init__(self, message: str, reason: str = "", copy: Settings | None = None) -> None:
+    def __init__(self, message: str, copy: Settings | None = None) -> None:
         super().__init__(message)
-        self.reason = reason
         self.copy = copy
         """Settings in ``msgstore.json.copy``; None if that is missing or damaged."""
 
@@ -95,18 +95,21 @@ class Settings:
         return [self.format, *(name for kind, _, name in kinds if kind == "format" and name != self.format)]
 
 
+def _split(name: str) -> tuple[int, str] | None:
+    """Return number and extension of a name that looks like a segment's, or None."""
+    match = _SEGMENT.fullmatch(name)
+    return (int(match[1]), match[2]) if match and str(int(match[1])) == match[1] else None
+
+
 def segment_number(name: str, extensions: Collection[str]) -> int | None:
     """Return the number in the name of a segment, or None for any other file."""
-    match = _SEGMENT.fullmatch(name)
-    if match and match[2] in extensions and str(int(match[1])) == match[1]:
-        return int(match[1])
-    return None
+    found = _split(name)
+    return found[0] if found and found[1] in extensions else None
 
 
 def unread_segments(names: Iterable[str], extensions: Collection[str]) -> list[str]:
     """Return the names that look like segments but have an extension that no installed format reads."""
-    matches = ((name, _SEGMENT.fullmatch(name)) for name in names)
-    return sorted(name for name, match in matches if match and match[2] not in extensions and str(int(match[1])) == match[1])
+    return sorted(name for name in names if (found := _split(name)) and found[1] not in extensions)
 
 
 def list_segments(files: Files, directory: Path, extensions: Collection[str]) -> list[SegmentFile]:
@@ -142,12 +145,8 @@ def find_segments(
 
 def segments_ending(names: Iterable[str], suffix: str, extensions: Collection[str]) -> list[str]:
     """Return the names that are a segment name plus ``suffix``. No start reads such files."""
-    found = []
-    for name in names:
-        match = _SEGMENT.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
-        if match and match[2] in extensions:
-            found.append(name)
-    return found
+    ending = (name for name in names if name.endswith(suffix))
+    return [name for name in ending if segment_number(name.removesuffix(suffix), extensions) is not None]
 
 
 def check_writable(
@@ -156,8 +155,7 @@ def check_writable(
     """Raise StoreMismatch for a segment name that is not a regular file, for a leftover, and if the segment numbers are used
     up. ``formats``: extension to format."""
     for name, kind in files.non_regular_files(directory).items():
-        match = _SEGMENT.fullmatch(name)
-        if match and match[2] in formats:
+        if segment_number(name, formats) is not None:
             raise StoreMismatch(
                 f"{directory}: {name} is {kind}, not a regular file, so msgstore does not write here. Replace it by a "
                 f"file, or remove it. 'msgstore salvage' copies all intact records into a new store."
@@ -184,41 +182,33 @@ def known_settings(files: Files, directory: Path, *, warns: bool = True) -> Sett
         if error.copy is None:
             raise
         if warns:
-            log.warning("%s: is damaged (%s). Its copy is used.", directory / SETTINGS, error.reason)
+            log.warning("%s: is damaged (%s). Its copy is used.", directory / SETTINGS, error.__cause__)
         return error.copy
 
 
-def read_settings(files: Files, directory: Path) -> Settings | None:
+def read_settings(files: Files, directory: Path, name: str = SETTINGS) -> Settings | None:
     """Return the settings of the directory, or None if msgstore never opened it. Raises DamagedSettings if the file is not as
     msgstore wrote it, StoreError if it cannot be used."""
-    path = directory / SETTINGS
-    why = f"{path}: cannot be used: {{}}. It holds the bindings of record types to type bytes. Restore it from a backup"
+    what = f"{directory / name}: cannot be used: {{}}. It holds the bindings of record types to type bytes. Restore it from a "
     try:
-        with files.view(path) as data:
+        with files.view(directory / name) as data:
             members = parse_settings(data)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        copy = _read_valid(files, directory / SETTINGS_COPY)
-        message = (
-            f"{why.format(error)}. If there is none, copy the directory, move the file away, and open it once with --adopt "
-            f"(adopt=True), and with the index, the format, its record types and the body codec that the store has."
-        )
-        raise DamagedSettings(message, str(error), copy) from error
+        copy = None
+        with suppress(OSError, StoreError):
+            copy = read_settings(files, directory, SETTINGS_COPY) if name == SETTINGS else None
+        raise DamagedSettings(
+            f"{what.format(error)}backup. If there is none, copy the directory, move the file away, and open it once with "
+            f"--adopt (adopt=True), and with the index, the format, its record types and the body codec that the store has.",
+            copy,
+        ) from error
     try:
         return _settings(members)
     except (ValueError, TypeError) as error:
-        raise StoreError(
-            f"{why.format(error)}. If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
-        ) from error
-
-
-def _read_valid(files: Files, path: Path) -> Settings | None:
-    try:
-        with files.view(path) as data:
-            return _settings(parse_settings(data))
-    except (OSError, ValueError, TypeError):
-        return None
+        action = "backup. If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
+        raise StoreError(f"{what.format(error)}{action}") from error
 
 
 def parse_settings(data: Buffer) -> dict[str, Any]:
@@ -254,7 +244,9 @@ def write_settings(files: Files, directory: Path, settings: Settings) -> None:
 
 def are_saved(files: Files, directory: Path, settings: Settings) -> bool:
     """Return True if both files have these settings. After damage, or a crash between the two writes, they have not."""
-    return all(_read_valid(files, directory / name) == settings for name in (SETTINGS, SETTINGS_COPY))
+    with suppress(OSError, StoreError):
+        return all(read_settings(files, directory, name) == settings for name in (SETTINGS, SETTINGS_COPY))
+    return False
 
 
 def _checksum(members: dict[str, object]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import mmap
 import os
 import shutil
@@ -138,18 +139,16 @@ class Files:
     def make_directory(self, path: Path) -> None:
         """Create a directory with its missing parents. Each new name is durable on return; on an error, all new ones are
         removed."""
-        made: list[Path] = []
+        new = list(itertools.takewhile(lambda directory: not directory.exists(), (path, *path.parents)))
+        path.mkdir(parents=True, exist_ok=True)  # FileExistsError if it is not a directory
         try:
-            for missing in reversed(_missing(path)):
-                missing.mkdir(exist_ok=True)
-                made.append(missing)
-                self.sync_directory(missing.parent)
+            for directory in reversed(new):
+                self.sync_directory(directory.parent)
         except OSError:
-            for new in reversed(made):
+            for directory in new:
                 with contextlib.suppress(OSError):  # another process has created a file in it
-                    new.rmdir()
+                    directory.rmdir()
             raise
-        path.mkdir(exist_ok=True)  # FileExistsError if it is not a directory
 
     def create_directory(self, path: Path) -> None:
         """Create a directory. Raises FileExistsError if the name is taken, FileNotFoundError if its parent is missing."""
@@ -227,15 +226,6 @@ class Files:
             parts.append(part)
             offset += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _missing(path: Path) -> list[Path]:
-    """Return ``path`` and its parents that do not exist, the deepest first."""
-    missing = []
-    while not path.exists():
-        missing.append(path)
-        path = path.parent
-    return missing
 
 
 def stat_regular_file(path: Path) -> tuple[int, int]:

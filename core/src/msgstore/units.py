@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
+from typing import Any
 
 from msgstore.contract import Duration, Size
 
@@ -22,39 +24,29 @@ _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 def parse_size(value: object) -> Size:
     """Return the bytes of a number or of text such as ``16MiB``. Raises ValueError with the accepted forms."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        _refuse_above(MAX_SIZE, value, value, "a size is less than 1 TiB")
-        return Size(value)
-    number, unit = _split(value)
-    if unit in _SIZE_UNITS:
-        number *= _SIZE_UNITS[unit]
-        _refuse_above(MAX_SIZE, number, value, "a size is less than 1 TiB")
-    if unit not in _SIZE_UNITS or number != int(number):
-        raise ValueError(
-            f'{value!r} is not a size: write bytes as a number, or text such as "16MiB" ({", ".join(_SIZE_UNITS)})'
-        )
+    number = None if isinstance(value, float) else _parse(value, _SIZE_UNITS, MAX_SIZE, "a size is less than 1 TiB")
+    if number is None or number != int(number):
+        forms = ", ".join(_SIZE_UNITS)
+        raise ValueError(f'{value!r} is not a size: write bytes as a number, or text such as "16MiB" ({forms})')
     return Size(int(number))
 
 
 def parse_duration(value: object) -> Duration:
     """Return the seconds of a number or of text such as ``200ms``. Raises ValueError with the accepted forms."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
-        _refuse_above(MAX_DURATION, value, value, "a time is at most 365d")
-        return Duration(float(value))
-    number, unit = _split(value)
-    if unit not in _DURATION_UNITS:
-        raise ValueError(
-            f'{value!r} is not a time: write seconds as a number, or text such as "200ms" ({", ".join(_DURATION_UNITS)})'
-        )
-    _refuse_above(MAX_DURATION, number * _DURATION_UNITS[unit], value, "a time is at most 365d")
-    return Duration(number * _DURATION_UNITS[unit])
+    number = _parse(value, _DURATION_UNITS, MAX_DURATION, "a time is at most 365d")
+    if number is None:
+        forms = ", ".join(_DURATION_UNITS)
+        raise ValueError(f'{value!r} is not a time: write seconds as a number, or text such as "200ms" ({forms})')
+    return Duration(float(number))
 
 
-def _refuse_above(limit: float, number: float, written: object, rule: str) -> None:
-    if number > limit:
-        raise ValueError(f"{reprlib.repr(written)} is too large: {rule}")
-
-
-def _split(value: object) -> tuple[float, str]:
-    match = _NUMBER_AND_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
-    return (float(match[1]), match[2]) if match else (0.0, "")
+def _parse(value: object, units: dict[str, Any], limit: float, rule: str) -> float | None:
+    """Return a number as it is, and text in units; None for anything else. Raises ValueError above the limit."""
+    number = None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        number = value
+    elif isinstance(value, str) and (match := _NUMBER_AND_UNIT.fullmatch(value.strip())) and match[2] in units:
+        number = float(match[1]) * units[match[2]]
+    if number is not None and number > limit:
+        raise ValueError(f"{reprlib.repr(value)} is too large: {rule}")
+    return number

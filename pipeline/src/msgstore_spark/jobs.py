@@ -22,11 +22,12 @@ from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.jobs import classes
 from msgstore.jobs.columns.arrays import fixed_width, int64, of_any_length
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.counts import DeltaShare, find_shares, read_share
+from msgstore.jobs.counts import find_shares, read_share
 from msgstore.jobs.diff import DIGEST, DiffJob, DiffReport, Side, digest
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, report_of
 from msgstore.jobs.reading.segment_check import judge, read_intact
+from msgstore.jobs.reading.shares import Share
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.reconcile import report_of as reconcile_report_of
 from msgstore.jobs.tasks import pack
@@ -50,7 +51,7 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
     return sums.where("count > 0")
 
 
-def _read_counts(_: int, share: DeltaShare) -> Iterator[pa.RecordBatch]:
+def _read_counts(_: int, share: Share) -> Iterator[pa.RecordBatch]:
     for batch in read_share(share):
         yield pa.RecordBatch.from_arrays([pc.cast(batch.column(0), pa.binary()), batch.column(1)], ["id", "count"])
 
@@ -162,7 +163,7 @@ def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
         yield _result_row(("segment", item.rank), good.damage)
 
 
-def _changes(number: int, share: DeltaShare, in_memory: int) -> Iterator[pa.RecordBatch]:
+def _changes(number: int, share: Share, in_memory: int) -> Iterator[pa.RecordBatch]:
     rows = 0
     with IdAggregator(_CHANGES, in_memory, _local_directory()) as sums:
         for batch in read_share(share):

@@ -11,7 +11,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzzing.terms import TERMS
@@ -46,11 +46,6 @@ def compressed(term: bytes, level: int = 6) -> bytes:
     return b"\x83P" + u32(len(term)) + zlib.compress(term, level)
 
 
-def test_terms_of_every_known_tag_are_tried():
-    assert {term[0] for term in KINDS} == KNOWN_TAGS
-    assert all(is_term(b"\x83" + term) for term in KINDS)
-
-
 @given(terms, st.binary(max_size=5))
 def test_term_is_accepted_whole_and_no_shorter(term, trailing):
     assert is_term(b"\x83" + term + trailing)
@@ -68,22 +63,12 @@ def test_compressed_term_is_accepted_whole_only(term, trailing):
     assert not is_term(compressed(b"\x83" + term))
 
 
-@given(
-    st.one_of(
-        st.binary(), st.binary().map(lambda data: b"\x83" + data), st.binary().map(lambda data: b"\x83P\0\0\0\x09" + data)
-    )
-)
-@example(b"")
-@example(b"\x83")
-@example(b"\x83P")
-def test_arbitrary_bytes_never_raise(data):
-    assert is_term(data) in (True, False)
-
-
 KNOWN_TAGS = {70, 77, 88, 89, 90, *range(97, 121)}
 
 
 def test_unknown_tags_are_refused_at_any_depth():
+    assert {term[0] for term in KINDS} == KNOWN_TAGS
+    assert all(is_term(b"\x83" + term) for term in KINDS)
     for tag in set(range(256)) - KNOWN_TAGS:
         for before in (b"", b"h\1", b"l\0\0\0\1", b"h\2j"):
             assert not is_term(b"\x83" + before + u8(tag) + bytes(64)), (tag, before)
@@ -126,35 +111,21 @@ def test_atom_of_255_characters_may_have_more_bytes():
     assert not is_term(b"\x83v" + sized(2, "ä".encode() * 256))
 
 
-CONTENT = bytes.fromhex(
-    "8368047702" + b"mc".hex() + "7708" + b"mc_amqpl".hex() + "68067707" + b"content".hex() + "613c7704" + b"none".hex()
-    + "6d00000014900010" + b"application/json".hex() + "027719" + b"rabbit_framing_amqp_0_9_1".hex()
-    + "6c000000026d00000005" + b"world".hex() + "6d00000006" + b"hello ".hex() + "6a7400000004"
-    + "77026964" + "6d00000010" + bytes(range(16)).hex() + "7702726b" + "6c000000016d000000016b6a"
-    + "7703727473" + "6e0600402ee34b9301" + "770178" + "6d00000003" + b"fan".hex()
-)  # fmt: skip
-"""A message container of RabbitMQ 4.x."""
+BOMB = zlib.compress(bytes(2**24), 9)
 
 
-def test_message_container_is_accepted_whole_only():
-    assert is_term(CONTENT)
-    assert not any(is_term(CONTENT[:size]) for size in range(len(CONTENT)))
-
-
-@pytest.mark.parametrize("tag", [b"i", b"l", b"t", b"m", b"o", b"M", b"u", b"k", b"Z"], ids=bytes.decode)
-def test_hostile_counts_cost_nothing(tag):
-    data = b"\x83" + tag + b"\xff" * 4 + b"j" * 10_000
+@pytest.mark.parametrize(
+    "data",
+    [tag + b"\xff" * 4 + b"j" * 10_000 for tag in (b"i", b"l", b"t", b"m", b"o", b"M", b"u", b"k", b"Z")]
+    + [b"P" + u32(declared) + BOMB for declared in (10, 2**31, 2**32 - 1)],
+    ids=lambda data: data[:5].hex(),
+)
+def test_hostile_counts_and_sizes_cost_nothing(data):
     tracemalloc.start()
-    assert not is_term(data)
+    assert not is_term(b"\x83" + data)
     assert tracemalloc.get_traced_memory()[1] < 100_000
     tracemalloc.stop()
 
 
-def test_zip_bomb_is_refused_without_unpacking():
-    bomb = zlib.compress(bytes(2**24), 9)
-    tracemalloc.start()
-    for declared in (10, 2**31, 2**32 - 1):
-        assert not is_term(b"\x83P" + u32(declared) + bomb)
-    assert tracemalloc.get_traced_memory()[1] < 100_000
-    tracemalloc.stop()
+def test_large_compressed_term_is_accepted():
     assert is_term(compressed(b"m" + sized(4, bytes(2**20)), 9))

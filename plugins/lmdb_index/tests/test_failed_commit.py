@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from faults.injection import unwritable
+from crash.files import unwritable
 from lmdb_support import MIB, Entry, commit, ids, limited, opened, stored
 from msgstore.testing import IndexTests
 from msgstore.testing.index.place import Place
@@ -23,12 +23,7 @@ from msgstore_lmdb_index.index import DIRECTORY, LmdbIndex
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds LMDB's descriptors in /proc")
 
-FAULTS = {
-    "page": ("EIO", False),
-    "page, synced": ("EIO", True),
-    "meta page": ("SHORT", True),
-    "sync": ("SYNC", True),
-}
+FAULTS = {"page": ("EIO", False), "page, synced": ("EIO", True), "meta page": ("SHORT", True), "sync": ("SYNC", True)}
 """Kind of a failure (see ``unwritable``), and whether commits are synced."""
 methods = pytest.mark.parametrize("method", ["commit", "close"])
 ROUND_2 = {b"round": b"2"}
@@ -46,16 +41,20 @@ def changed(index: LmdbIndex) -> list[Entry]:
     return sorted([(a, 1, 2), (c, 4, 1), (d, 5, 1), (e, 6, 1)])
 
 
+def fails(index: LmdbIndex, method: str, match: str) -> None:
+    with pytest.raises(OSError, match=match):
+        index.commit() if method == "commit" else index.close(ROUND_2)
+
+
 @pytest.mark.parametrize(("kind", "sync"), FAULTS.values(), ids=FAULTS)
 @methods
 def test_next_write_after_failed_one_stores_everything(tmp_path: Path, kind: str, sync: bool, method: str) -> None:
     index = opened(tmp_path, sync=sync)
     expected = changed(index)
-    if method == "commit":
-        index.freeze(ROUND_2)
+    index.freeze(ROUND_2 if method == "commit" else {})
     for _ in range(2):
-        with unwritable(kind), pytest.raises(OSError, match="commit"):
-            index.commit() if method == "commit" else index.close(ROUND_2)
+        with unwritable(kind):
+            fails(index, method, "commit")
         assert sorted(index.items()) == expected, "entries that could not be written are gone from the index"
         assert len(index) == len(expected), "the number of entries is wrong after a failed write"
     index.commit() if method == "commit" else index.close(ROUND_2)
@@ -78,8 +77,7 @@ def test_counts_are_kept_when_reported_failure_was_stored(tmp_path: Path, method
     with mock.patch.object(Environment, "write", stored_and_failed):
         for round_ in range(3):
             index.freeze({b"round": b"%d" % round_})
-            with pytest.raises(OSError, match="meta page"):
-                index.commit() if method == "commit" else index.close(ROUND_2)
+            fails(index, method, "meta page")
             assert sorted(index.items()) == expected, "the changes were applied twice"
             assert len(index) == len(expected), "the number of entries counts the changes twice"
     index.add_reference(ids(0, 1)[0])
@@ -89,11 +87,17 @@ def test_counts_are_kept_when_reported_failure_was_stored(tmp_path: Path, method
     index.close(None)
 
 
-def test_reads_raise_until_environment_opens_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vanishes", [False, True])
+def test_reads_raise_until_environment_opens_again(tmp_path: Path, vanishes: bool) -> None:
+    """LMDB cannot open its file again, or the file is gone: an empty environment in its place would be taken for everything
+    that was stored."""
     index = opened(tmp_path, sync=True)
     expected = changed(index)
     index.freeze({})
-    with unwritable("SHORT"), limited(resource.RLIMIT_NOFILE, 0):  # LMDB cannot open its file again
+    data = tmp_path / DIRECTORY / "data.mdb"
+    with unwritable("SHORT"), limited(resource.RLIMIT_NOFILE, 10_000 if vanishes else 0):
+        if vanishes:
+            data.rename(tmp_path / "elsewhere")
         for _ in range(2):
             with pytest.raises(OSError) as failure:
                 index.commit()
@@ -102,10 +106,13 @@ def test_reads_raise_until_environment_opens_again(tmp_path: Path) -> None:
             with pytest.raises(OSError, match="could not be reopened"):
                 read()
         assert index.get(expected[0][0]) == expected[0][1], "an entry that is in memory cannot be read"
+    if vanishes:
+        assert not data.exists(), "an empty environment was made in the place of the one that is gone"
+        (tmp_path / "elsewhere").rename(data)
     assert index.get(bytes(16)) is None, "the index cannot be read although the fault is lifted"
-    assert len(index) == len(expected)
     index.commit()
     assert sorted(index.items()) == expected
+    assert len(index) == len(expected)
     index.close({})
     assert stored(tmp_path) == ({}, expected)
 
@@ -132,31 +139,11 @@ def test_commits_that_fail_beside_threads(tmp_path: Path, beside: Callable[..., 
                 failures.append(error)
         raise AssertionError("no commit succeeds")
 
-    (descriptor,) = plugin.msgstore_indexes()
-    place = Place(Subject.of(descriptor), tmp_path / "store")
-    place.directory.mkdir()
+    place = Place(Subject.of(*plugin.msgstore_indexes()), tmp_path)
     patch = mock.patch.object
     with patch(Environment, "write", write_or_fail), patch(LmdbIndex, "commit", commit_at_last):
         beside(IndexTests(), place)
     assert failures
-
-
-def test_environment_that_vanished_is_not_made_anew(tmp_path: Path) -> None:
-    """An empty environment in its place would be taken for everything that was stored."""
-    index = opened(tmp_path, sync=True)
-    expected = changed(index)
-    index.freeze({})
-    data = tmp_path / DIRECTORY / "data.mdb"
-    with unwritable("SHORT"):
-        data.rename(tmp_path / "elsewhere")
-        for _ in range(2):
-            with pytest.raises(OSError):
-                index.commit()
-    assert not data.exists(), "an empty environment was made in the place of the one that is gone"
-    (tmp_path / "elsewhere").rename(data)
-    index.commit()
-    assert sorted(index.items()) == expected
-    index.close(None)
 
 
 def test_commit_that_found_no_room_is_retried(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +30,6 @@ MESSAGES = 600
 SHARED = 200
 """Of the messages, those that have three references."""
 KEYS: dict[str, Any] = {"index": {"use": "lmdb", "map_size": "1MiB"}, "gc_interval": 0, "sync_interval": "1h"}
-Change = Callable[[bytearray], object]
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little" or sys.maxsize < 2**32, reason="knows LMDB's usual layout only")
 
@@ -63,42 +62,30 @@ def used_pages(data: bytes) -> range:
     return range(len(data.rstrip(b"\0")) // PAGE + 1)
 
 
-def zeroed(page: int) -> Change:
-    return lambda data: data.__setitem__(slice(page * PAGE, (page + 1) * PAGE), bytes(PAGE))
+def with_pages(data: bytes, pages: Iterable[int], source: bytes) -> bytes:
+    """``data`` with these pages of ``source``."""
+    changed = bytearray(data)
+    for page in pages:
+        changed[page * PAGE : (page + 1) * PAGE] = source[page * PAGE : (page + 1) * PAGE]
+    return bytes(changed)
 
 
-def flipped(seed: int, pages: range) -> Change:
-    """One bit, where LMDB has something to say."""
-    rng = random.Random(seed)
-    at = rng.randrange(len(pages)) * PAGE + rng.choice([rng.randrange(40), rng.randrange(152), rng.randrange(PAGE)])
-    return lambda data: data.__setitem__(at, data[at] ^ 1 << rng.randrange(8))
-
-
-def not_written(seed: int, before: bytes, after: bytes) -> Change:
-    """Some of the pages of the last commits did not reach the disk; its meta pages did."""
-    rng = random.Random(seed)
-    pages = [n for n in used_pages(after) if n > 1 and before[n * PAGE : n * PAGE + PAGE] != after[n * PAGE : n * PAGE + PAGE]]
-    lost = rng.sample(pages, rng.randrange(1, len(pages) + 1))
-
-    def change(data: bytearray) -> None:
-        for page in lost:
-            data[page * PAGE : (page + 1) * PAGE] = before[page * PAGE : (page + 1) * PAGE]
-
-    return change
-
-
-def cut(size: int) -> Change:
-    return lambda data: data.__delitem__(slice(size, None))
-
-
-def changes(files: list[bytes], *, many: int) -> Iterator[tuple[str, Change]]:
-    pages = used_pages(files[-1])
-    yield from ((f"page {page} is zeros", zeroed(page)) for page in pages if page < 4 or not page * many % len(pages) >= many)
-    yield from ((f"cut to {size}", cut(size)) for size in (0, 100, 4096, 8191, 8192, 20_000, len(pages) * 4000))
-    for seed in range(many):
-        yield f"pages were not written, seed {seed}", not_written(seed, random.Random(seed).choice(files[:-1]), files[-1])
-    for seed in range(many):
-        yield f"flip {seed}", flipped(seed, pages)
+def damaged_files(files: list[bytes], *, many: int) -> Iterator[tuple[str, bytes]]:
+    """What a power loss may leave: pages of zeros; a file that was cut; some pages of the last commits, whose meta pages are
+    there, not written; one flipped bit, where LMDB has something to say."""
+    last, pages = files[-1], used_pages(files[-1])
+    for page in pages:
+        if page < 4 or not page * many % len(pages) >= many:
+            yield f"page {page} is zeros", with_pages(last, [page], bytes(len(last)))
+    for size in (0, 100, 4096, 8191, 8192, 20_000, len(pages) * 4000):
+        yield f"cut to {size}", last[:size]
+    for rng in map(random.Random, range(many)):
+        before = rng.choice(files[:-1])
+        new = [n for n in pages if n > 1 and before[n * PAGE : n * PAGE + PAGE] != last[n * PAGE : n * PAGE + PAGE]]
+        lost = rng.sample(new, rng.randrange(1, len(new) + 1))
+        yield f"pages {lost} were not written", with_pages(last, lost, before)
+        at = rng.choice(pages) * PAGE + rng.choice([rng.randrange(40), rng.randrange(152), rng.randrange(PAGE)])
+        yield f"flip at {at}", last[:at] + bytes([last[at] ^ 1 << rng.randrange(8)]) + last[at + 1 :]
 
 
 def state_of(directory: Path) -> dict[str, Any]:
@@ -145,10 +132,8 @@ def test_damaged_file_of_other_boot_loses_nothing(tmp_path: Path, request: pytes
     origin, copy, wrong = tmp_path / "origin", tmp_path / "copy", []
     files = make_store(origin)
     after_other_boot(origin)
-    for name, change in changes(files, many=max(10, request.config.getoption("--fuzz", 0) // 5000)):
+    for name, data in damaged_files(files, many=max(10, request.config.getoption("--fuzz", 0) // 5000)):
         shutil.copytree(origin, copy)
-        data = bytearray(files[-1])
-        change(data)
         (copy / DIRECTORY / "data.mdb").write_bytes(data)
         state = in_fork(copy)
         shutil.rmtree(copy)
@@ -170,9 +155,8 @@ def damaged(tmp_path: Path) -> tuple[Path, set[bytes]]:
     counts = counts_in(sound)
     assert counts == dict.fromkeys(ids(0, SHARED), 3), "counts of a sound file are not read"
     for page in used_pages(sound):
-        data = bytearray(sound)
-        zeroed(page)(data)
-        lost = counts.keys() - counts_in(bytes(data)).keys()
+        data = with_pages(sound, [page], bytes(len(sound)))
+        lost = counts.keys() - counts_in(data).keys()
         if 0 < len(lost) < SHARED:
             break
     (directory / DIRECTORY / "data.mdb").write_bytes(data)
@@ -253,28 +237,21 @@ def killed(directory: Path, *, sync: bool = False) -> Path:
     return directory / DIRECTORY / MARK
 
 
-def test_sound_index_of_other_boot_is_used(tmp_path: Path) -> None:
-    mark = killed(tmp_path)
-    after_other_boot(tmp_path)
-    index = opened(tmp_path, STATE)
-    assert not mark.exists(), "it would be checked again and again"
-    index.close(None)
-    assert names(tmp_path) == [DIRECTORY]
-
-
 def test_mark_lasts_until_clean_stop(tmp_path: Path) -> None:
     mark = killed(tmp_path)
     assert mark.read_bytes() == unsynced.boot_id()
     index = opened(tmp_path, STATE)
     assert mark.exists()
-    index.close({})
+    index.close(STATE)
     assert not mark.exists(), "after a clean stop nothing need be checked"
-
-
-def test_synced_commits_leave_no_mark(tmp_path: Path) -> None:
-    assert not killed(tmp_path, sync=True).exists()
-    assert killed(tmp_path).exists()
     assert not killed(tmp_path, sync=True).exists(), "a file that was synced would be checked"
+    killed(tmp_path)
+    assert not killed(tmp_path, sync=True).exists(), "a file that was synced would be checked"
+    killed(tmp_path)
+    after_other_boot(tmp_path)
+    opened(tmp_path, STATE).close(None)
+    assert not mark.exists(), "a sound file would be checked again and again"
+    assert names(tmp_path) == [DIRECTORY]
 
 
 def test_no_commit_goes_without_a_mark(tmp_path: Path) -> None:

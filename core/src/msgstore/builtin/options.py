@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
+from attrs.validators import ge, optional
 
 from msgstore.contract import Duration, Size
 
@@ -38,14 +39,9 @@ class RetentionOptions:
             raise ValueError('give max_age, max_bytes, or both, as in { use = "retention", max_age = "7d" }')
 
 
-def _check_processes(_: object, __: object, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ValueError(f"processes: {value!r} is not a number of processes, such as 2")
-
-
 @attrs.frozen
 class LocalOptions:
     """Options of the job runner ``local``."""
 
-    processes: int | None = attrs.field(default=None, validator=_check_processes)
+    processes: int | None = attrs.field(default=None, validator=optional(ge(1)))
     """Number of worker processes. None: one per processor."""

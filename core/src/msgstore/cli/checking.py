@@ -15,18 +15,51 @@ from typing import Any
 
 import attrs
 
-from msgstore.cli.scrub_state import DamagedSpan, Finding
-from msgstore.cli.stores import StoreTarget
+from msgstore.cli.options import StoreTarget
 from msgstore.contract import MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
 from msgstore.engine.stats import StoredMessage
 from msgstore.engine.store import Store
 from msgstore.files import Files
+from msgstore.jobs.reports import SpanReport
 from msgstore.scan import OpenFormat, damaged_spans, scan_file
 
 MAX_READS = 3
 """Reads of a segment that the collector changes meanwhile."""
 CHUNK = 2**18
 """Bytes per read: the largest burst, and the span that counts as unreadable around a read error."""
+_COUNT = attrs.validators.ge(-1)
+
+
+@attrs.frozen
+class DamagedSpan:
+    """A damaged span, or a record that does not match the index."""
+
+    file: str
+    offset: int = attrs.field(validator=_COUNT)
+    size: int = attrs.field(validator=_COUNT)
+    reason: str
+    msg_id: str | None = None
+    """Hexadecimal id, or None if it is not a live record."""
+
+    def as_json(self, directory: Path) -> dict[str, Any]:
+        return {**SpanReport(str(directory / self.file), self.offset, self.size, self.reason).as_json(), "id": self.msg_id}
+
+    def as_report(self, directory: Path) -> SpanReport:
+        """Return the span for people: its reason names the message of a live record."""
+        reason = self.reason if self.msg_id is None else f"{self.reason}: message {self.msg_id}"
+        return SpanReport(str(directory / self.file), self.offset, self.size, reason)
+
+
+@attrs.frozen
+class Finding:
+    """A contradiction between index, counts and segments. Without an id it concerns the whole segment."""
+
+    file: str
+    what: str
+    detail: str
+    msg_id: str | None = None
+    offset: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
+    size: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
 
 
 @attrs.define
@@ -48,13 +81,9 @@ class SegmentCheck:
     findings: list[Finding] = attrs.field(factory=list)
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Live records and live bytes in the segment's row."""
-        return (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
-
-    @property
     def counts_agree(self) -> bool:
-        return self.counts == (len(self.entries), sum(entry.size for entry in self.entries))
+        counts = (self.segment.live_count, self.segment.live_bytes) if self.segment else (0, 0)
+        return counts == (len(self.entries), sum(entry.size for entry in self.entries))
 
     @property
     def unreachable(self) -> list[DamagedSpan]:
@@ -62,11 +91,11 @@ class SegmentCheck:
         return [span for span in self.spans if span.msg_id is not None]
 
     def as_json(self) -> dict[str, Any]:
-        scan = self.scan or SegmentScan()
+        scan, segment, unreachable = self.scan or SegmentScan(), self.segment, self.unreachable
         return {
             "kind": "segment",
             "path": str(self.path),
-            "format": self.segment.format if self.segment else "?",
+            "format": segment.format if segment else "?",
             "size": self.size,
             "found": self.scan is not None,
             "header": scan.header,
@@ -75,12 +104,14 @@ class SegmentCheck:
             "duplicates": len(scan.duplicates),
             "damage": [attrs.asdict(damage) for damage in scan.damage],
             "end": attrs.asdict(scan.end),
-            "live_count": self.counts[0],
-            "live_bytes": self.counts[1],
+            "live_count": segment.live_count if segment else 0,
+            "live_bytes": segment.live_bytes if segment else 0,
             "counts_agree": self.counts_agree,
-            "verified": len(self.entries) - len(self.unreachable),
-            "unreachable": [{"id": s.msg_id, "offset": s.offset, "size": s.size, "reason": s.reason} for s in self.unreachable],
-            "findings": [finding.as_json() for finding in self.findings],
+            "verified": len(self.entries) - len(unreachable),
+            "unreachable": [{"id": s.msg_id, "offset": s.offset, "size": s.size, "reason": s.reason} for s in unreachable],
+            "findings": [
+                {"what": f.what, "id": f.msg_id, "offset": f.offset, "size": f.size, "detail": f.detail} for f in self.findings
+            ],
             "ok": self.scan is not None and not self.spans and not self.findings,
         }
 
@@ -159,7 +190,7 @@ class Checker:
                 if reason is not None:
                     found |= {span.offset: span for span in self.find_lost([entry], path, reason)}
                 elif entry.offset < scan.end.offset and (entry.msg_id, entry.offset, entry.size) not in scanned:
-                    found[entry.offset] = DamagedSpan.of(entry, path, "not_in_scan")
+                    found[entry.offset] = _span(entry, path, "not_in_scan")
         check.spans = list(found.values())
 
     def find_lost(self, entries: Iterable[StoredMessage], path: Path, reason: str) -> list[DamagedSpan]:
@@ -171,8 +202,12 @@ class Checker:
             except MessageNotFound:
                 pass
             except MsgStoreError:
-                lost.append(DamagedSpan.of(entry, path, reason))
+                lost.append(_span(entry, path, reason))
         return lost
+
+
+def _span(entry: StoredMessage, path: Path, reason: str) -> DamagedSpan:
+    return DamagedSpan(path.name, entry.offset, entry.size, reason, entry.msg_id.hex())
 
 
 def check_segments(target: StoreTarget, store: Store, rate: int | None, behind: int = -1) -> Iterator[SegmentCheck]:
@@ -197,11 +232,11 @@ def check_segments(target: StoreTarget, store: Store, rate: int | None, behind: 
                 check.spans = checker.find_lost(items, check.path, "segment_missing")
             else:
                 checker.check(check, formats.by_name(segment.format))
-                check.findings = [] if is_live else list(find_inconsistencies(segment, check.size, items))
+                check.findings = [] if is_live else list(_find_inconsistencies(segment, check.size, items))
             yield check
 
 
-def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[StoredMessage]) -> Iterator[Finding]:
+def _find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[StoredMessage]) -> Iterator[Finding]:
     """Yield the contradictions of index, counts and segment. Reads no record.
 
     ``entries``: all index entries of the segment, by offset. ``file_size``: size of the file, not of the segment's row.
@@ -223,5 +258,5 @@ def find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterabl
         previous, end = entry, max(end, entry.offset + entry.size)
     for what, row, index in (("live_count", segment.live_count, count), ("live_bytes", segment.live_bytes, total)):
         if row != index:
-            noun = "live records" if what == "live_count" else "live bytes"
+            noun = what.replace("_count", " records").replace("_", " ")
             yield Finding(segment.file, what, f"the segment's row counts {row} {noun}, the index has {index}")

@@ -16,17 +16,14 @@ from click.exceptions import Exit
 
 import msgstore
 from msgstore.cli.commands.compact import compact, migrate
-from msgstore.cli.commands.compare import diff, inventory, reconcile
-from msgstore.cli.commands.config import config
 from msgstore.cli.commands.copies import export, import_, salvage
 from msgstore.cli.commands.demo import demo
-from msgstore.cli.commands.info import info
+from msgstore.cli.commands.info import info, top
 from msgstore.cli.commands.map import map_
 from msgstore.cli.commands.messages import get, ls, put, rm
 from msgstore.cli.commands.new_plugin import new_plugin
-from msgstore.cli.commands.plugins import plugins
-from msgstore.cli.commands.scan import scan
-from msgstore.cli.commands.top import top
+from msgstore.cli.commands.plugins import config, plugins
+from msgstore.cli.commands.scan import diff, inventory, reconcile, scan
 from msgstore.cli.commands.verify import scrub, verify
 from msgstore.cli.output import note
 from msgstore.contract import CorruptRecord, MsgStoreError

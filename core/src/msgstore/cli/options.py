@@ -1,18 +1,29 @@
-"""Arguments and options that several commands share, and the choice of a job runner."""
+"""Arguments and options that several commands share: STORE and how it is opened, inputs, and the choice of a job runner."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import attrs
 import click
 
 from msgstore.cli import output
+from msgstore.config import StoreConfig, read_config
+from msgstore.contract import ConfigError, Duration, StoreError
+from msgstore.directory import SETTINGS, Settings, known_settings, list_segments
+from msgstore.engine.backends import Backends, resolve
+from msgstore.engine.open.clean_shutdown import CLEAN
+from msgstore.engine.opening import Live, open_configured, remembered_config
+from msgstore.engine.store import Store
+from msgstore.files import Files
+from msgstore.jobs.counts import sums_of
+from msgstore.jobs.inputs import no_segments, stores_beneath
+from msgstore.jobs.reports import NotRead, find_not_read
 from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import bind_records
@@ -27,25 +38,6 @@ FILE = click.Path(path_type=Path)
 def file(*names: str, metavar: str = "FILE", **keys: Any) -> Decorator[Any]:
     """Return an option whose value is a path."""
     return click.option(*names, type=FILE, metavar=metavar, **keys)
-
-
-as_json = click.option(
-    "--json", "out", is_flag=True, help="Print JSON Lines: one compact object per line.",
-    callback=lambda _, __, value: output.Output(as_json=value),
-)  # fmt: skip
-config_file = file("--config", "config_file", help="Configuration in which STORE is a name.")
-store = click.argument("store", metavar="STORE")
-refcounts = file(
-    "--refcounts",
-    "refcounts_file",
-    help="Lines 'id,count', used where counts must be rebuilt (a RabbitMQ directory, a crash). Other ids are garbage.",
-)
-adopt = click.option(
-    "--adopt", is_flag=True, help="Change a directory that a broker wrote. It belongs to msgstore from then on."
-)
-paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=FILE)
-sources = click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=FILE)
-destination = click.argument("destination", metavar="DEST", type=FILE)
 
 
 def named(option: str, default: str | None, text: str) -> Decorator[Any]:
@@ -131,7 +123,21 @@ def bindings(option: str, text: str) -> Decorator[Any]:
     )  # fmt: skip
 
 
+as_json = click.option(
+    "--json", "out", is_flag=True, help="Print JSON Lines: one compact object per line.",
+    callback=lambda _, __, value: output.Output(as_json=value),
+)  # fmt: skip
+paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=FILE)
+sources = click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=FILE)
+destination = click.argument("destination", metavar="DEST", type=FILE)
 records = bindings("--record", "Bind a record type to a type byte.")
+refcounts = file(
+    "--refcounts",
+    "refcounts_file",
+    help="Lines 'id,count', used where counts must be rebuilt (a RabbitMQ directory, a crash). Other ids are garbage.",
+)
+
+# -- job runners --------------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -168,3 +174,112 @@ runner = bundle(
     processes=click.option("--processes", type=int, metavar="N", help="Number of worker processes of the local runner."),
 )
 """Adds ``--runner``, ``--master`` and ``--processes``. The command gets them as ``runner``."""
+
+# -- stores -------------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class StoreTarget:
+    """A store that is not open yet: its configuration, its plugins, and the counts to use if they must be rebuilt."""
+
+    config: StoreConfig
+    catalogue: Catalogue
+    refcounts_file: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.config.path
+
+    def settings(self) -> Settings | None:
+        """Return what the directory remembers, or None if msgstore has never opened it."""
+        return known_settings(Files(), self.path)
+
+    def backends(self) -> Backends:
+        """Return the backends of the store, with the settings that its directory remembers."""
+        return resolve(self.config, self.catalogue, self.settings())
+
+    def has_store(self) -> bool:
+        """Return False for a directory without segments that msgstore has not opened. An opening reports a missing one."""
+        if not self.path.is_dir() or any((self.path / name).exists() for name in (SETTINGS, CLEAN)):
+            return True
+        return bool(list_segments(Files(), self.path, resolve(self.config, self.catalogue, None).formats.extensions))
+
+    def open(
+        self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None, *, live: Live = "beside"
+    ) -> Store:
+        """Open the store without background collection, and show the progress of a recovery."""
+        if refcounts is None and self.refcounts_file is not None:
+            refcounts = list(sums_of(self.refcounts_file).items())
+        with output.progress("recovering") as progress:
+            config = attrs.evolve(self.config, gc_interval=Duration(0))  # commands collect only on request
+            return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
+
+
+def bare_store(directory: Path, catalogue: Catalogue) -> StoreTarget:
+    """Return a directory with the backends of its last opening, or with the defaults."""
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "there is no such directory"
+        raise StoreError(f"{directory}: {what}. STORE is a directory, or with --config FILE the name of a store in it.")
+    return StoreTarget(remembered_config(directory), catalogue)
+
+
+@attrs.frozen
+class StoreArgument:
+    """STORE as it was given, and the options that say how to open it."""
+
+    store: str
+    config_file: Path | None = None
+    refcounts_file: Path | None = None
+    adopt: bool = False
+
+    def resolve(self) -> StoreTarget:
+        """Return a directory that holds or may get a store. With ``adopt``, a broker's directory may be changed.
+
+        Raises ConfigError, PluginError, and StoreError for a directory that does not exist.
+        """
+        if self.config_file is not None:
+            config = read_config(self.config_file)
+            target = StoreTarget(config.store(self.store), load_catalogue(config.disabled))
+        else:
+            target = bare_store(Path(self.store), load_catalogue())
+        config_of_store = attrs.evolve(target.config, adopt=target.config.adopt or self.adopt)
+        return attrs.evolve(target, config=config_of_store, refcounts_file=self.refcounts_file)
+
+    def find(self) -> StoreTarget:
+        """Return an existing store. Raises as ``resolve``, and StoreError for a directory without a store.
+
+        Without that check, every unrelated directory would be reported as a store without damage.
+        """
+        target = self.resolve()
+        if not target.has_store():
+            raise StoreError(no_segments(target.path, resolve(target.config, target.catalogue, None).formats))
+        return target
+
+    def find_all(self) -> tuple[list[StoreTarget], tuple[NotRead, ...]]:
+        """Return the store, or the stores in a broker's directory and what else was recognised there. Raises as ``find``."""
+        top = self.resolve()
+        not_read = () if top.has_store() else find_not_read(top.path)
+        paths = stores_beneath(top.path, resolve(top.config, top.catalogue, None).formats) if not_read else []
+        if not paths:
+            return [self.find()], ()
+        if self.refcounts_file is not None:
+            stores = ", ".join(map(str, paths))
+            raise ConfigError(f"{self.store}: has several stores, but --refcounts has the counts of one. Name one of {stores}.")
+        # An adopted store keeps the settings that it remembers.
+        configs = (remembered_config(p) if (p / SETTINGS).exists() else attrs.evolve(top.config, path=p) for p in paths)
+        return [attrs.evolve(top, config=config) for config in configs], not_read
+
+
+_parts = {
+    "store": click.argument("store", metavar="STORE"),
+    "config_file": file("--config", "config_file", help="Configuration in which STORE is a name."),
+}
+watched = bundle("store", StoreArgument, **_parts)
+"""Adds STORE and ``--config``. The command gets them as ``store``."""
+adopt = click.option(
+    "--adopt", is_flag=True, help="Change a directory that a broker wrote. It belongs to msgstore from then on."
+)
+read = bundle("store", StoreArgument, **_parts, refcounts_file=refcounts)
+"""Also adds ``--refcounts``."""
+changed = bundle("store", StoreArgument, **_parts, adopt=adopt, refcounts_file=refcounts)
+"""Also adds ``--refcounts`` and ``--adopt``."""

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -28,13 +28,13 @@ MAX_LISTED = 40
 """Rows of a long list that people get. ``--json`` lists all."""
 NOT_READ = 3
 """Exit code if nothing is damaged, but something was recognised and not read."""
-STATE_STYLES = {"clean": "green", "torn": "magenta", "corrupt": "bold red"}
+_STATE_STYLES = {"clean": "green", "torn": "magenta", "corrupt": "bold red"}
 
 T = TypeVar("T")
 Bar = Callable[[int, int], object]
 Columns = Mapping[str, Callable[[T], Any]]
 """Heading of a column to the function that returns its cell: text, or a number, which becomes a :func:`count`."""
-_encoder = json.JSONEncoder(separators=(",", ":"))
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Terminal(Console):
@@ -71,7 +71,7 @@ class Output:
     def emit(self, *values: Mapping[str, Any]) -> None:
         """For programs: print each value as one line of compact JSON."""
         for value in values if self.as_json else ():
-            click.echo(_encoder.encode(value))
+            click.echo(_encode(value))
 
     def print(self, text: Any = "", style: str = "", **options: Any) -> None:
         """For people: print with rich."""
@@ -83,21 +83,18 @@ class Output:
         title: str | None,
         columns: Columns[T],
         items: Iterable[T],
-        *,
         as_json: Callable[[T], Mapping[str, Any]] | None = None,
-        optional: Collection[str] = (),
-        style: str = "",
-        bold_last: bool = False,
+        **look: Any,
     ) -> None:
         """For programs: print the object of each item, if there is ``as_json``. For people: print a table with a row per item.
 
-        Takes one item after another and keeps none.
+        Takes one item after another and keeps none. ``look``: options of :func:`table`.
         """
-        if self.as_json:
-            for item in items if as_json else ():
-                self.emit(as_json(item))  # type: ignore[misc]  # not None here
-            return
-        self.console.print(table(title, columns, items, optional=optional, style=style, bold_last=bold_last))
+        if not self.as_json:
+            self.console.print(table(title, columns, items, **look))
+        elif as_json is not None:
+            for item in items:
+                self.emit(as_json(item))
 
     def more(self, total: int, limit: int = MAX_LISTED, noun: str = "more") -> None:
         """For people: say that a list was cut after ``limit`` of ``total`` entries, if it was."""
@@ -117,15 +114,12 @@ class Output:
 
     def finish(self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None) -> None:
         """Print what was not read and the summary. Exit with 1 for damage, else with 3 if something was not read."""
-        self.emit(*(one.as_json() for one in not_read))
+        self.emit(*(one.as_json() for one in not_read), *([] if summary is None else [summary]))
         if not_read:
             self.print()
-            self.rows(
-                "not read, may contain messages", columns("path what files size:bytes"), not_read[:MAX_LISTED], style="yellow"
-            )
+            spec = "path what files size:bytes"
+            self.rows("not read, may contain messages", columns(spec), not_read[:MAX_LISTED], style="yellow")
             self.more(len(not_read))
-        if summary is not None:
-            self.emit(summary)
         if damaged or not_read:
             click.get_current_context().exit(1 if damaged else NOT_READ)
 
@@ -134,7 +128,7 @@ class Output:
         """Yield a function that prints a line of a long list, or an object: at once to a terminal, in blocks to a file or
         pipe."""
         try:  # ``click.echo`` would flush every line
-            yield lambda line: sys.stdout.write(f"{line if isinstance(line, str) else _encoder.encode(line)}\n")
+            yield lambda line: sys.stdout.write(f"{line if isinstance(line, str) else _encode(line)}\n")
         finally:
             sys.stdout.flush()
 
@@ -161,20 +155,27 @@ def table(
 
     A column is numeric, and then never wrapped, if one of its cells is. An ``optional`` column without any text is omitted.
     """
-    cells = [[_as_cell(cell(item)) for cell in columns.values()] for item in items]
-    drawn = _plain_table(title, header=bool(cells))
-    if not cells:
+    rows = [[count(value) if isinstance(value := cell(item), int) else value for cell in columns.values()] for item in items]
+    drawn = facts(title, (), header=bool(rows))
+    shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in rows)]
+    for at in shown if rows else ():
+        numeric = any(getattr(row[at], "justify", "") == "right" for row in rows)
+        heading = list(columns)[at]
+        drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric, header_style="dim")
+    for row in rows:
+        drawn.add_row(*(row[at] for at in shown), style="bold" if bold_last and row is rows[-1] else style)
+    if not rows:
         drawn.add_column()  # without a column, no title is printed
-        return drawn
-    shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in cells)]
-    for at in shown:
-        numeric = any(getattr(row[at], "justify", "") == "right" for row in cells)
-        justify: Literal["left", "right"] = "right" if numeric else "left"
-        drawn.add_column(list(columns)[at], justify=justify, overflow="fold", no_wrap=numeric, header_style="dim")
-    for row in cells:
-        drawn.add_row(*(row[at] for at in shown), style=style)
-    if bold_last:
-        drawn.rows[-1].style = "bold"
+    return drawn
+
+
+def facts(title: str | Text | None, rows: Iterable[tuple[str, Any]], *, header: bool = False) -> Table:
+    """Return a table of names and values without a header."""
+    # Most titles are paths. Wrapping would make them hard to copy.
+    heading = Text(title, no_wrap=True, overflow="ignore") if isinstance(title, str) else title
+    drawn = Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=header)
+    for cells in rows:
+        drawn.add_row(*cells)
     return drawn
 
 
@@ -195,7 +196,7 @@ def _cell(attribute: str, form: str, item: Any) -> Any:
     value = item[attribute] if isinstance(item, Mapping) else getattr(item, attribute)
     match form:
         case "bytes":
-            return size_cell(value)
+            return right(size(value))
         case "name":
             return Path(value).name
         case "state":
@@ -204,37 +205,14 @@ def _cell(attribute: str, form: str, item: Any) -> Any:
             return count(value, form) if form else value
 
 
-def facts(title: str | None, rows: Iterable[tuple[str, Any]]) -> Table:
-    """Return a table of names and values without a header."""
-    drawn = _plain_table(title, header=False)
-    for cells in rows:
-        drawn.add_row(*cells)
-    return drawn
-
-
-def _plain_table(title: str | None, *, header: bool) -> Table:
-    # Most titles are paths. Wrapping would make them hard to copy.
-    heading = Text(title, no_wrap=True, overflow="ignore") if title else None
-    return Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=header)
-
-
-def _as_cell(value: Any) -> str | Text:
-    return count(value) if isinstance(value, int) else value
-
-
 def state(name: str) -> Text:
     """Return the state of a segment's end, in its colour if it has one."""
-    return Text(name, style=STATE_STYLES.get(name, ""))
+    return Text(name, style=_STATE_STYLES.get(name, ""))
 
 
 def count(number: int, style: str = "") -> Text:
     """Return a numeric cell, in ``style`` unless the number is zero."""
     return right(f"{number:,}", style if number else "dim")
-
-
-def size_cell(number: int) -> Text:
-    """Return a numeric cell of bytes with a unit."""
-    return right(size(number))
 
 
 def right(text: str, style: str = "") -> Text:

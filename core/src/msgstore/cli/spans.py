@@ -1,22 +1,30 @@
-"""Spans of a segment: consecutive byte ranges, from a scan and the live records of an index."""
+"""Spans of segments: consecutive byte ranges, from a scan and the live records of an index; and the data of ``map --html``.
+
+If there are more spans than a page can hold, short neighbours are merged.
+"""
 
 from __future__ import annotations
 
+import datetime
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 
+import msgstore
 from msgstore.cli import output
-from msgstore.cli.stores import bare_store
+from msgstore.cli.options import bare_store
 from msgstore.contract import Columns, MsgStoreError
 from msgstore.directory import SETTINGS
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
+from msgstore.engine.segment.segment import Segment
+from msgstore.jobs.policy_forecast import forecast, make_policy_input
+from msgstore.jobs.reading.segment_check import is_quarantined
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan import SegmentReport, damaged_spans
+from msgstore.scan import FormatSet, SegmentReport, damaged_spans
 
 KINDS = {
     "header": ("header", "H", "H", "dim"),
@@ -29,7 +37,10 @@ KINDS = {
     "damaged": ("damaged", "X", "X", "bold red"),
 }
 """Kind of bytes to its description, glyph, ASCII glyph and style. Kinds differ also without colour, and in ASCII."""
-
+MAX_LISTED_SPANS = 200
+"""Damaged spans per directory that the page lists with their reasons."""
+MAX_SPANS = 100_000
+"""Approximate number of spans that a page draws one by one: about 8 MB, and a second in a browser."""
 _TRUSTED = {"trust", "tail", "taken over"}
 """Kinds of recovery whose index knows the live records."""
 
@@ -42,6 +53,26 @@ class LiveReferences:
     """File name to offset to reference count, of each live record."""
     quarantined: frozenset[str]
     """Names of damaged segments, which are never collected."""
+
+
+def live_records(
+    directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None
+) -> LiveReferences | None:
+    """Return the live records of a store, or None if no trustworthy index or counts exist."""
+    if refcounts is None and not any((directory / name).exists() for name in (SETTINGS, SAVED_COUNTS)):
+        return None
+    try:
+        with bare_store(directory, catalogue).open("r", refcounts, live="never") as store:
+            recovery, found = store.stats().recovery, store.segments()
+            if recovery.how not in _TRUSTED and recovery.counts not in ("given", "msg_store_index.ets"):
+                return None
+            names = {segment.number: segment.file for segment in found}
+            by_number = groupby(store.entries(), key=lambda entry: entry.number)
+            references = {names.get(number, ""): {e.offset: e.references for e in entries} for number, entries in by_number}
+            return LiveReferences(references, frozenset(segment.file for segment in found if segment.quarantined))
+    except MsgStoreError as error:
+        output.note(f"{error} Drawn without live records.")
+        return None
 
 
 class Span(NamedTuple):
@@ -58,31 +89,17 @@ class Span(NamedTuple):
     """Reason of damage, or why a record is dead although its id is live: it is a later copy."""
 
 
-def live_records(
-    directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None
-) -> LiveReferences | None:
-    """Return the live records of a store, or None if no trustworthy index or counts exist."""
-    if refcounts is None and not any((directory / name).exists() for name in (SETTINGS, SAVED_COUNTS)):
-        return None
-    try:
-        with bare_store(directory, catalogue).open("r", refcounts, live="never") as store:
-            recovery = store.stats().recovery
-            if recovery.how not in _TRUSTED and recovery.counts not in ("given", "msg_store_index.ets"):
-                return None
-            found = store.segments()
-            names = {segment.number: segment.file for segment in found}
-            by_number = groupby(store.entries(), key=lambda entry: entry.number)
-            references = {names.get(number, ""): {e.offset: e.references for e in entries} for number, entries in by_number}
-            return LiveReferences(references, frozenset(segment.file for segment in found if segment.quarantined))
-    except MsgStoreError as error:
-        output.note(f"{error} Drawn without live records.")
-        return None
-
-
 def spans(report: SegmentReport, live: LiveReferences | None) -> Iterator[Span]:
     """Yield every byte of a segment once, in order. Bytes that the scan does not list belong to the format."""
+    scan = report.scan
+    references = None if live is None else live.references.get(report.path.name, {})
+    header = [Span(0, len(report.format.format.header), "header")] if scan.header == "ok" else []
+    damaged = (Span(s.offset, s.size, "torn" if s.reason == "torn" else "damaged", why=s.reason) for s in damaged_spans(report))
+    holes = (Span(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True))
+    records = _records(scan.records, references, "record", "")
+    copies = _records(scan.duplicates, references, "dead", "a later copy of a record above")
     at = 0
-    for span in heapq.merge(*_parts(report, live)):
+    for span in heapq.merge(header, sorted(damaged), holes, records, copies):
         if span.offset > at:
             yield Span(at, span.offset - at, "other")
         if span.offset < at:  # overlapping records are a plugin's error
@@ -94,25 +111,156 @@ def spans(report: SegmentReport, live: LiveReferences | None) -> Iterator[Span]:
         yield Span(at, report.size - at, "other")
 
 
-def _parts(report: SegmentReport, live: LiveReferences | None) -> Iterator[Iterator[Span]]:
-    """Yield iterators of spans, each ordered by offset. Records are created on demand."""
-    scan = report.scan
-    references = None if live is None else live.references.get(report.path.name, {})
-    if scan.header == "ok":
-        yield iter([Span(0, len(report.format.format.header), "header")])
-    damaged = [Span(s.offset, s.size, "torn" if s.reason == "torn" else "damaged", why=s.reason) for s in damaged_spans(report)]
-    yield iter(sorted(damaged))
-    yield (Span(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True))
-    yield _records(scan.records, references, "record", "")
-    yield _records(scan.duplicates, references, "dead", "a later copy of a record above")
-
-
 def _records(columns: Columns, references: Mapping[int, int] | None, unknown: str, why: str) -> Iterator[Span]:
     """Yield the spans of records. ``unknown``: kind of a record without an index."""
     for msg_id, offset, size, type_byte in columns.rows():
-        if references is None:
-            yield Span(offset, size, unknown, msg_id, type_byte, why=why)
-        elif offset in references:
-            yield Span(offset, size, "live", msg_id, type_byte, references[offset])
-        else:
-            yield Span(offset, size, "dead", msg_id, type_byte, why=why)
+        kind = unknown if references is None else "live" if offset in references else "dead"
+        yield Span(offset, size, kind, msg_id, type_byte, (references or {}).get(offset, 0), "" if kind == "live" else why)
+
+
+# -- data of the page ---------------------------------------------------------------------------------------------------------
+
+
+class Merged(NamedTuple):
+    """Neighbouring spans that are too many to show one by one."""
+
+    size: int
+    kinds: dict[str, tuple[int, int]]
+    """Number and bytes of the spans of each kind."""
+
+
+Piece = Span | Merged
+
+
+def totals(pieces: Iterable[Piece]) -> dict[str, tuple[int, int]]:
+    """Return the number of spans and the bytes of each kind."""
+    found: dict[str, tuple[int, int]] = {}
+    for piece in pieces:
+        kinds = piece.kinds if isinstance(piece, Merged) else {piece.kind: (1, piece.size)}
+        for kind, (number, size) in kinds.items():
+            before = found.get(kind, (0, 0))
+            found[kind] = before[0] + number, before[1] + size
+    return found
+
+
+def merge_short(pieces: Iterable[Piece], grain: int) -> list[Piece]:
+    """Merge runs of pieces shorter than ``grain`` bytes until each run has that size. Together the result has the same bytes.
+
+    Returns at most 3 pieces per ``grain`` bytes, plus one. A short piece without a short neighbour is unchanged.
+    """
+    runs: list[list[Piece]] = [[]]
+    size = 0  # of the last run
+    for piece in pieces:
+        if runs[-1] and (piece.size >= grain or size >= grain):
+            runs.append([])
+            size = 0
+        runs[-1].append(piece)
+        size += piece.size
+    return [run[0] if len(run) == 1 else Merged(sum(piece.size for piece in run), totals(run)) for run in runs if run]
+
+
+class PageData:
+    """Collects scan results segment by segment. Keeps no more spans than a page can show."""
+
+    def __init__(self, catalogue: Catalogue, all_bytes: int, limit: int = MAX_SPANS) -> None:
+        """``all_bytes``: total size of all segments that will be added. They decide the resolution, the same for all segments,
+        once there are more than ``limit`` spans."""
+        self._catalogue = catalogue
+        self._limit = limit
+        self._coarse = max(1, -(-3 * all_bytes // limit))
+        self._grain = 0
+        """Bytes below which neighbours are merged; 0 while none are."""
+        self._added: list[_Added] = []
+
+    def add(self, report: SegmentReport, live: LiveReferences | None) -> None:
+        """Add one segment. Segments of one directory must be added one after another."""
+        quarantined = (live is not None and report.path.name in live.quarantined) or is_quarantined(report)
+        pieces: list[Piece] = list(spans(report, live))
+        found = totals(pieces)
+        used = [found.get(kind, (0, 0)) for kind in ("live", "record")]
+        segment = Segment(
+            -1,
+            report.path,
+            report.format,
+            report.size,
+            sum(number for number, _ in used),
+            sum(size for _, size in used),
+            appendable=not (report.is_damaged or quarantined),
+            quarantined=quarantined,
+            torn=report.scan.end.state == "torn",
+        )
+        damaged = sorted((s.offset, s.size, s.reason) for s in damaged_spans(report) if s.size)
+        self._added.append(_Added(segment, pieces, found, [(report.path.name, *span) for span in damaged], live is not None))
+        if not self._grain and sum(len(one.pieces) for one in self._added) > self._limit:
+            self._grain = self._coarse
+            for one in self._added[:-1]:
+                one.pieces = merge_short(one.pieces, self._grain)
+        if self._grain:
+            self._added[-1].pieces = merge_short(pieces, self._grain)
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        """Return the data of the page. ``now``: time for the policies, in seconds since the epoch."""
+        by_directory = groupby(self._added, key=lambda one: one.segment.path.parent)
+        return {
+            "made": datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "version": msgstore.__version__,
+            "kinds": {kind: meaning for kind, (meaning, *_) in KINDS.items()},
+            "grain": self._grain,
+            "stores": [self._store(directory, list(group), now) for directory, group in by_directory],
+        }
+
+    def _store(self, directory: Path, added: list[_Added], now: float) -> dict[str, Any]:
+        damaged = [span for one in added for span in one.damaged]
+        store = {
+            "path": str(directory),
+            "live_known": added[0].is_live_known,
+            "segments": [one.as_json() for one in added],
+            "damage": damaged[:MAX_LISTED_SPANS],
+            "damage_count": len(damaged),
+            "unasked": "",
+            "plans": [],
+        }
+        try:
+            segments = [one.segment for one in added]
+            policy_input = make_policy_input(directory, self._catalogue, FormatSet(self._catalogue), segments)
+        except MsgStoreError as error:
+            return store | {"unasked": str(error)}
+        plans = [attrs.asdict(plan) for plan in forecast(self._catalogue, policy_input, now)]
+        return store | {"plans": plans, "size_limit": policy_input.size_limit, "not_shown": policy_input.not_shown}
+
+
+@attrs.define
+class _Added:
+    """One segment of the page."""
+
+    segment: Segment
+    pieces: list[Piece]
+    totals: dict[str, tuple[int, int]]
+    damaged: list[tuple[str, int, int, str]]
+    """File, offset, size and reason of each damaged span."""
+    is_live_known: bool
+
+    def as_json(self) -> dict[str, Any]:
+        form = self.segment.form
+        return {
+            "file": self.segment.path.name,
+            "size": self.segment.size,
+            "quarantined": self.segment.quarantined,
+            "totals": {kind: self.totals[kind] for kind in KINDS if kind in self.totals},
+            "pieces": [_as_row(piece, form.type_names if form.typed else None) for piece in self.pieces],
+        }
+
+
+def _as_row(piece: Piece, names: Mapping[int, str] | None) -> list[Any]:
+    """Return [size, kind, why, id, type, references] of a span, without empty members at the end, or [size, number and bytes of
+    each kind]. ``names``: record types of a typed format."""
+    if isinstance(piece, Merged):
+        return list(piece)
+    row = [piece.size, piece.kind, piece.why]
+    if piece.msg_id:
+        name = names.get(piece.type_byte) if names is not None else None
+        type_name = "" if names is None else f"{name} (type {piece.type_byte})" if name else f"type {piece.type_byte}"
+        row += [piece.msg_id.hex(), type_name, piece.references]
+    while not row[-1]:
+        row.pop()
+    return row

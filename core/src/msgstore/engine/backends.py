@@ -31,7 +31,7 @@ from msgstore.directory import Settings
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
-from msgstore.scan.bindings import OWN_RECORD, assigned_byte, check_bindings
+from msgstore.scan.formats import OWN_RECORD, assigned_byte, check_bindings
 
 CODEC_FAILED = "codec_failed"
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-import attrs
-
 from msgstore.contract import StoreClosed, StoreIOError
 
 OnConfirm = Callable[[list[bytes]], object]
@@ -21,15 +19,6 @@ def check_id(msg_id: object) -> None:
         raise ValueError(f"a message id is 16 bytes, not {type(msg_id).__name__}")  # noqa: TRY004 - documented as ValueError
     if len(msg_id) != 16:
         raise ValueError(f"a message id is 16 bytes, not {len(msg_id)}: {msg_id!r}")
-
-
-@attrs.frozen
-class FastPath:
-    """Lock-free ``write`` of one client."""
-
-    write: Callable[[bytes, bytes], None]
-    set_size_limit: Callable[[int], None]
-    """Send bodies of this many bytes and more to the slow path from now on; 0 sends all."""
 
 
 class Client:
@@ -58,7 +47,7 @@ class Client:
     ``sync_interval = 0`` usually all were removed, and ``error.applied`` says so.
     """
 
-    fast_path: FastPath
+    set_size_limit: Callable[[int], None]  # bodies of this many bytes and more take the slow path of ``write``; 0: all do
 
     def __init__(
         self,
@@ -129,7 +118,7 @@ class Client:
         """Let every later call raise StoreClosed: ``error``, if the store says why."""
         self._is_closed = True
         self._error = error
-        self.fast_path.set_size_limit(0)
+        self.set_size_limit(0)
         for call in ("read", "read_many", "contains", "write", "write_many", "remove"):
             setattr(self, call, self._refuse)
 

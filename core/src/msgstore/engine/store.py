@@ -17,6 +17,7 @@ import attrs
 
 from msgstore import forking
 from msgstore.contract import MsgStoreError, SegmentStats, StoreClosed, StoreReadOnly
+from msgstore.contract.events import StoreClosedEvent
 from msgstore.engine.client import Client, OnConfirm, check_id
 from msgstore.engine.compact.garbage_collector import GarbageCollector
 from msgstore.engine.compact.gc_context import CollectionResult
@@ -69,7 +70,7 @@ class Store:
         self._is_closed = False
         self._is_disowned = False
         lifecycle.release = self._release_interrupted
-        self._segments.telemetry.dispatcher.in_callback = lifecycle.callbacks.running
+        self._segments.telemetry.in_callback = lifecycle.callbacks.running
         self._writer = Writer(config, backends, accounting, lifecycle)
         self._buffer, self._flusher = self._writer.buffer, self._writer.flusher
         self._reader = make_reader(backends, accounting, lifecycle, self._buffer.get, opened.lock_text)
@@ -147,7 +148,7 @@ class Store:
             segments, pending = self._collector.stats(), list(self._buffer.pending)
             with io_errors(self.path):
                 new = sum(self._index.get(msg_id) is None for msg_id in pending)
-            now, failures = self._segments.telemetry.counters, self._segments.telemetry.dispatcher.failures
+            now = self._segments.telemetry.counters
             added = self._initial_messages + now.written_messages + now.revived_messages
             # removals are calculated: counting them would cost time per message
             removed = added - len(self._index) - now.dropped_messages if self.mode == "rw" else 0
@@ -157,7 +158,7 @@ class Store:
                 **sums_of(segments),
                 callback_failures=self._flusher.callback_failures,
                 recovery=self._opened.recovery,
-                counters=attrs.evolve(now, removed_messages=removed, observer_failures=failures),
+                counters=attrs.evolve(now, removed_messages=removed),
             )
 
     def segments(self) -> list[SegmentStats]:
@@ -224,7 +225,7 @@ class Store:
             if self._is_closed:
                 self._writer.background.stop()
                 self._collector.stop()
-                self._segments.telemetry.dispatcher.wait()
+                self._segments.telemetry.stop()
 
     def _save(self) -> bool:
         """Flush and save everything. Return False if nothing has changed. Caller holds the GC lock and the flush lock."""
@@ -259,7 +260,7 @@ class Store:
                 if self._lifecycle.interrupted is None:
                     self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is {how}"))
                 self._buffer.clear()  # a read must not find what was never written
-                stack.callback(self._segments.telemetry.closed, how)
+                stack.callback(self._segments.telemetry.note, StoreClosedEvent, how=how)
                 if self._opened.lock:
                     stack.callback(self._opened.lock.release)
                 stack.callback(self._segments.close)

@@ -12,28 +12,22 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
-
-from msgstore.contract import ConfigError, StoreIOError
+from msgstore.contract import ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open.recovery import sum_counts
-from msgstore.jobs.paths import visible_files
+from msgstore.jobs.paths import find_files
+from msgstore.jobs.reading.shares import SHARE, Share, io_errors, is_parquet, line_number, open_parquet, read_blocks, shares_of
 from msgstore.jobs.workers import check_pyarrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 MAX_COUNT = MAX_REFERENCES
 """Largest count, positive or negative, of a line or a row."""
-SHARE = 64 * 2**20
-"""Bytes of a file that one task reads."""
-BLOCK = 8 * 2**20
-"""Bytes of lines that are parsed together."""
 _HEX_DIGITS = 32
 _LINE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:id|[0-9a-fA-F]{32})\s*,")
 """Begin of a file of lines."""
@@ -49,90 +43,42 @@ def named_counts(path: Path | None) -> str | None:
 def sums_of(path: Path | str) -> dict[bytes, int]:
     """Return the sum of the counts of each id in a file. Raises ConfigError, also for too large sums, and StoreIOError."""
     try:
-        with _io_errors(path):
-            return sum_counts(read_counts(path))
+        return sum_counts(read_counts(path))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
 def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
-    """Yield (id, count) of each line or row, in the order of the file. Raises ConfigError for any other content, and OSError.
+    """Yield (id, count) of each line or row, in the order of the file. Raises ConfigError for other content, StoreIOError.
 
     Parquet is a file or a directory of files (:func:`find_shares`). Lines may come from a pipe.
     """
     path = Path(path)
-    if not (path.is_dir() or _is_parquet(path)):
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            yield from _read_lines(lines, path)
-        return
+    with io_errors(path):
+        if not (path.is_dir() or is_parquet(path)):
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                yield from _read_lines(lines, path)
+            return
     check_pyarrow(f"{path}: Parquet is read")
     for share in find_shares([path]):
         for batch in read_share(share):
             yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 
-@contextmanager
-def _io_errors(path: Path | str) -> Iterator[None]:
-    """Turn an OSError about a count file into StoreIOError."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreIOError(f"{error.filename or path}: {error.strerror or error}") from error
-
-
-# -- shares -------------------------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class DeltaShare:
-    """Part of a file, small and picklable: the lines that begin in these bytes, or the Parquet row groups of these numbers."""
-
-    path: str
-    begin: int
-    end: int
-    size: int
-    """Approximate number of bytes."""
-    is_parquet: bool = False
-
-
-def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[DeltaShare]:
+def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
     """Return the shares of files, and of directories of Parquet files at any depth, by name. Each file counts once.
 
     Spark and pyarrow begin the names of unfinished files and markers with ``_`` or ``.``: these are ignored in directories.
     Raises ConfigError for other paths, and for a file in a directory that probably has counts in another form; StoreIOError.
     """
-    files: dict[Path, Path] = {}
-    for path in map(Path, paths):
-        with _io_errors(path):
-            for file in _files(path):
-                files.setdefault(file.resolve(), file)
-    return [share for file in files.values() for share in _shares(file, size)]
-
-
-def read_share(share: DeltaShare) -> Iterator[pa.RecordBatch]:
-    """Yield batches of ids, ``binary(16)``, and counts. Raises ConfigError for an invalid line or row, with file and place;
-    StoreIOError."""
-    with _io_errors(share.path):
-        yield from _rows(share) if share.is_parquet else _lines(share)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        what = "is no plain file" if path.exists() else "there is no such file"
-        raise ConfigError(f"{path}: {what}; counts are in lines 'id,count', or in Parquet with the columns id and count")
-    found = [file for file in sorted(visible_files(path, ConfigError)) if _is_data(file)]
-    if not found:
-        raise ConfigError(f"{path}: there are no Parquet files in this directory")
-    return found
+    paths = list(map(Path, paths))
+    files = find_files(paths, lambda file: file in paths or _is_data(file), "of counts, which are Parquet in a directory")
+    return [share for file in files for share in shares_of(file, size, partial(_check_columns, file))]
 
 
 def _is_data(file: Path) -> bool:
     """Return False for another file in a directory, such as a README. Raises ConfigError for one that probably has counts."""
-    if not file.is_file():
-        raise ConfigError(f"{file}: is no file that can be read, in a directory of counts")
-    if _is_parquet(file):
+    if not file.is_file() or is_parquet(file):
         return True
     with file.open("rb") as data:
         begin = data.read(4096)
@@ -143,30 +89,20 @@ def _is_data(file: Path) -> bool:
     return False
 
 
-def _is_parquet(path: Path) -> bool:
-    """Return True by the extension or the first bytes. Files of Hive and Trino have no extension; no line begins so."""
-    if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
-        return path.suffix == ".parquet"
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
+def _check_columns(file: Path, schema: pa.Schema) -> None:
+    from msgstore.jobs.columns.messages import COUNTS, check_columns
+
+    check_columns(schema, str(file), COUNTS, ignore_others=True)
 
 
-def _shares(path: Path, size: int) -> Iterator[DeltaShare]:
-    total = path.stat().st_size
-    if _is_parquet(path):
-        with _open_parquet(path) as file:
-            groups = file.num_row_groups
-            each = max(1, groups * size // max(1, total))
-        for begin in range(0, groups, each):
-            end = min(begin + each, groups)
-            yield DeltaShare(str(path), begin, end, total * (end - begin) // groups, is_parquet=True)
-    else:
-        for begin in range(0, total, size):
-            end = min(begin + size, total)
-            yield DeltaShare(str(path), begin, end, end - begin)
-
-
-# -- lines --------------------------------------------------------------------------------------------------------------------
+def read_share(share: Share) -> Iterator[pa.RecordBatch]:
+    """Yield batches of ids, ``binary(16)``, and counts. Raises ConfigError for an invalid line or row, with file and place;
+    StoreIOError."""
+    if share.is_parquet:
+        yield from _rows(share)
+        return
+    for offset, block in read_blocks(share):
+        yield (_parse_fast(block) if offset else None) or _parse(share.path, offset, block)
 
 
 def _read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterator[tuple[bytes, int]]:
@@ -187,19 +123,6 @@ def _read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Itera
         if abs(count) > MAX_COUNT:
             raise ConfigError(f"{path}: line {number} has the count {count}; a count is at most {MAX_COUNT}")
         yield msg_id, count
-
-
-def _lines(share: DeltaShare) -> Iterator[pa.RecordBatch]:
-    with Path(share.path).open("rb") as file:
-        if share.begin:
-            file.seek(share.begin - 1)
-            file.readline()  # belongs to the share before
-        else:  # only the first line may be a header, or begin with a mark
-            yield _parse(share.path, 0, file.readline())
-        while (offset := file.tell()) < share.end and (block := file.read(min(BLOCK, share.end - offset))):
-            if not block.endswith(b"\n"):
-                block += file.readline()
-            yield _parse_fast(block) or _parse(share.path, offset, block)
 
 
 def _parse_fast(block: bytes) -> pa.RecordBatch | None:
@@ -235,51 +158,23 @@ def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
     import pyarrow as pa
 
     lines = io.TextIOWrapper(io.BytesIO(block), encoding="utf-8", errors="replace")
-    rows = list(_read_lines(lines, path, 1 if not offset else _newlines(path, offset) + 1))
+    rows = list(_read_lines(lines, path, line_number(path, offset)))
     return _batch(b"".join(msg_id for msg_id, _ in rows), pa.array([count for _, count in rows], pa.int64()))
-
-
-def _newlines(path: str, end: int) -> int:
-    """Return the number of line ends in the bytes before ``end``."""
-    with Path(path).open("rb") as file:
-        return sum(file.read(min(BLOCK, end - at)).count(b"\n") for at in range(0, end, BLOCK))
 
 
 def _batch(ids: bytes, counts: pa.Array) -> pa.RecordBatch:
     import pyarrow as pa
 
-    column = pa.Array.from_buffers(pa.binary(16), len(counts), [None, pa.py_buffer(ids)])
-    return pa.record_batch([column, counts], ["id", "count"])
+    from msgstore.jobs.columns.arrays import fixed_width
+
+    return pa.record_batch([fixed_width(ids), counts], ["id", "count"])
 
 
-# -- Parquet ------------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _open_parquet(path: Path | str) -> Iterator[pq.ParquetFile]:
-    """Yield a Parquet file with the columns. Errors name the file, also those of the block. Raises ConfigError, OSError."""
-    import pyarrow as pa
-
-    from msgstore.jobs.columns.arrays import open_parquet
-
-    form = f"{path}: is not Parquet with the columns id (binary) and count (integer)"
-    try:
-        with open_parquet(path) as file:
-            names = file.schema_arrow.names
-            if not {"id", "count"} <= set(names):
-                raise ConfigError(f"{form}: its columns are {', '.join(names)}")
-            yield file
-    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # pyarrow's has none, for a damaged page
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise ConfigError(f"{form}: {' '.join(str(error).split())}") from error
-
-
-def _rows(share: DeltaShare) -> Iterator[pa.RecordBatch]:
+def _rows(share: Share) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    with _open_parquet(share.path) as file:
+    with open_parquet(share.path) as file:
         for batch in file.iter_batches(row_groups=list(range(share.begin, share.end)), columns=["id", "count"]):
             ids, counts = pc.cast(batch.column("id"), pa.binary()), pc.cast(batch.column("count"), pa.int64())
             fits = pc.and_(pc.less_equal(counts, MAX_COUNT), pc.greater_equal(counts, -MAX_COUNT))

@@ -1,47 +1,43 @@
 """Job ``import``: rows of Parquet files or lines of JSON become the messages of a new store.
 
-A task reads some row groups, or a whole file of lines, and writes one part of the store, in any process. Memory: a batch of
-rows in each process, and in the driver what the new store's index needs.
+A line of JSON has ``id`` (32 hexadecimal digits), ``body`` (base64) or ``text``, and perhaps ``references``. A task reads a
+share of a file and writes one part of the store, in any process. Memory: some MiB of rows in each process, and in the driver
+what the new store's index needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from msgstore.contract import ConfigError, StoreError
-from msgstore.files import is_gone, stat_regular_file
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
 from msgstore.jobs.output.staging_directory import check_destination
-from msgstore.jobs.paths import is_glob, matched_by, matches, unreadable_directories, visible_files
-from msgstore.jobs.reading import json_lines
+from msgstore.jobs.paths import find_files, matched_by
+from msgstore.jobs.reading.shares import SHARE, Share, line_number, open_parquet, read_blocks, shares_of
 from msgstore.jobs.tasks import Meter, Run
-from msgstore.jobs.workers import check_pyarrow
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan.bindings import OWN_RECORD
+from msgstore.scan.formats import OWN_RECORD
 
-LINES = (".jsonl", ".ndjson", ".json")
-ENDINGS = (".parquet", *LINES)
-SHARE = 64 * 2**20
-"""Uncompressed bytes of row groups that one task reads."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
+    from msgstore.jobs.columns.messages import Messages
 
-@attrs.frozen
-class ImportShare:
-    """Input of one task. Small and picklable."""
-
-    path: str
-    size: int
-    """Bytes of the row groups, or of the file."""
-    first: int = 0
-    """Number of its first row."""
-    groups: tuple[int, ...] = ()
-    """Row groups; empty for a file of lines."""
+ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
+MEMBERS = ("id", "body", "text", "references")
+IGNORE_OTHERS = "ignore_others=, --ignore-others"
+"""Arguments of programs and of the command line that ignore other columns and members."""
+_BATCH_BYTES, _BATCH_ROWS = 4 * 2**20, 2**16
+"""Of Parquet."""
 
 
 @attrs.frozen
@@ -50,7 +46,7 @@ class ImportJob:
 
     sources: tuple[str, ...]
     """Paths as given."""
-    shares: tuple[ImportShare, ...]
+    shares: tuple[Share, ...]
     target: Target
     counted: bool
     """True if every row has the number of references of its message."""
@@ -95,84 +91,34 @@ def plan_import(
 
     ``sources``: ``*.parquet`` and ``*.jsonl`` files (also ``*.ndjson``, ``*.json``), directories of such files, globs.
     ``body`` is the codec that the store remembers: bodies are stored unchanged, and must be valid for it. Raises StoreError
-    (no files, an unreadable file, destination in use), ConfigError (columns, pyarrow), PluginError.
+    (destination in use, an unreadable file, a first line that is no message), ConfigError (no files, columns, pyarrow),
+    PluginError.
     """
     target = Target(str(destination), index, format, record, body, tuple((records or {}).items()))
     backends_of(target, catalogue)
     check_destination(target.destination, [path for path in [*map(Path, sources), *matched_by(sources)] if path.is_dir()])
-    shares: list[ImportShare] = []
-    counted: dict[bool, str] = {}
-    for path in find_files(sources):
-        if path.suffix in LINES:
-            has_references = json_lines.has_references(path)
-            shares.append(ImportShare(str(path), path.stat().st_size))
-        else:
-            has_references = _plan_parquet(path, ignore_others, shares)
-        if has_references is not None:
-            counted.setdefault(has_references, str(path))
+    shares: list[Share] = []
+    counted: dict[bool, Path] = {}
+    for path in find_files(sources, lambda file: file.suffix in ENDINGS, f"that ends in {', '.join(ENDINGS)}"):
+        columns: list[str] = []
+        shares += (found := shares_of(path, SHARE, partial(_add_columns, columns, path, ignore_others)))
+        if found:
+            names = columns if found[0].is_parquet else next((lines[0][0] for lines in _lines(found[0])), None)
+            if names is not None:
+                counted.setdefault("references" in names, path)
     if len(counted) > 1:
         raise ConfigError(f"{counted[True]} has references, {counted[False]} has none; give all of them, or import one by one")
     return ImportJob(tuple(map(str, sources)), tuple(shares), target, True in counted, ignore_others)
 
 
-def _plan_parquet(path: Path, ignore_others: bool, shares: list[ImportShare]) -> bool | None:
-    """Add the shares of a file. Return True if it has references, None if it has no rows."""
-    check_pyarrow(f"{path}: Parquet is read")
-    from msgstore.jobs.columns import messages
+def _add_columns(columns: list[str], path: Path, ignore_others: bool, schema: pa.Schema) -> None:
+    """Add the names of the columns of a file."""
+    from msgstore.jobs.columns.messages import check_columns
 
-    groups, has_references = messages.row_groups(path, ignore_others=ignore_others, option=json_lines.IGNORE_OTHERS)
-    share, first = ImportShare(str(path), 0), 0
-    for number, (rows, size) in enumerate(groups):
-        share, first = attrs.evolve(share, size=share.size + size, groups=(*share.groups, number)), first + rows
-        if share.size >= SHARE or number == len(groups) - 1:
-            shares.append(share)
-            share = ImportShare(str(path), 0, first)
-    return has_references if groups else None
+    columns += check_columns(schema, str(path), ignore_others=ignore_others, option=IGNORE_OTHERS)
 
 
-def find_files(sources: Iterable[str | Path]) -> list[Path]:
-    """Return the files of all sources, each once; those of a directory or a glob by name.
-
-    In a directory, and where a glob matches them, names that begin with ``.`` or ``_`` do not count: Spark writes such files
-    next to its own. Raises StoreError for a path without files, and for a file that cannot be read.
-    """
-    found: dict[Path, Path] = {}
-    for source in map(Path, sources):
-        if source.is_file() and source.suffix not in ENDINGS:
-            raise StoreError(f"{source}: is imported by its ending, which must be one of {', '.join(ENDINGS)}")
-        files: list[Path] = []
-        try:
-            for path in [source] if source.exists() else _matches(str(source)):
-                files += sorted(visible_files(path, StoreError)) if path.is_dir() else [path]
-        except OSError as error:
-            raise StoreError(f"{error.filename}: cannot be listed: {error.strerror}") from error
-        files = [file for file in files if file.suffix in ENDINGS]
-        if not files:
-            what = "holds no files that end in" if source.is_dir() else "there is no such file, directory, or file of"
-            raise StoreError(f"{source}: {what} {', '.join(ENDINGS)}")
-        for file in files:
-            try:
-                stat_regular_file(file)
-            except OSError as error:
-                raise StoreError(f"{file}: cannot be imported: {error.strerror}") from error
-            found.setdefault(file.resolve(), file)
-    return list(found.values())
-
-
-def _matches(pattern: str) -> list[Path]:
-    for directory, error in unreadable_directories(pattern):
-        if not is_gone(directory, error) and not _is_hidden(directory, pattern):
-            raise OSError(error.errno, error.strerror, str(directory))
-    return [path for path in matches(pattern) if not _is_hidden(path, pattern)]
-
-
-def _is_hidden(match: Path, pattern: str) -> bool:
-    """Return True if a part of the path is hidden, and is not in the pattern."""
-    given = {part for part in Path(pattern).parts if not is_glob(part)}
-    return any(name[0] in "._" and name != ".." and name not in given for name in match.parts)
-
-
-def import_messages(job: ImportJob, run: Run[tuple[int, ImportShare], Part], meter: Meter) -> ImportReport:
+def import_messages(job: ImportJob, run: Run[tuple[int, Share], Part], meter: Meter) -> ImportReport:
     """Execute a job; ``run`` executes its tasks. The store is on disk when it returns, and does not exist if it raises.
 
     Rows with the same id and body become one message with the references of all. Raises StoreError, with file and row or line,
@@ -190,18 +136,97 @@ def import_messages(job: ImportJob, run: Run[tuple[int, ImportShare], Part], met
     return ImportReport(job.target.path, files, rows, messages, size)
 
 
-def write_share(numbered: tuple[int, ImportShare], job: ImportJob, staging: str) -> Part:
+def write_share(numbered: tuple[int, Share], job: ImportJob, staging: str) -> Part:
     """Execute one task. Raises StoreError, with file and row or line."""
     task, share = numbered
     with PartWriter(job.target, staging, task) as writer:
-        for ids, bodies, references in _messages(share, job):
-            writer.add(ids, bodies, references, where=share.path, check=True)
+        for messages in _rows(share) if share.is_parquet else _messages(share, job):
+            writer.add(*messages, where=share.path, check=True)
         return writer.finish()
 
 
-def _messages(share: ImportShare, job: ImportJob) -> Iterator[tuple[Sequence[bytes], Sequence[bytes], Sequence[int] | None]]:
-    if not share.groups:
-        return json_lines.read(Path(share.path), counted=job.counted, ignore_others=job.ignore_others)
-    from msgstore.jobs.columns import messages
+def _rows(share: Share) -> Iterator[Messages]:
+    """Yield messages of row groups, some MiB at a time."""
+    from msgstore.jobs.columns.messages import MESSAGES, messages_of
 
-    return messages.read(Path(share.path), share.groups, share.first)
+    first = share.first_row
+    with open_parquet(share.path) as file:
+        groups = range(share.begin, share.end)
+        rows = sum(file.metadata.row_group(number).num_rows for number in groups)
+        step = max(min(_BATCH_BYTES * rows // max(share.size, 1), _BATCH_ROWS), 1)
+        columns = [name for name in MESSAGES if name in file.schema_arrow.names]
+        for batch in file.iter_batches(step, row_groups=list(groups), columns=columns):
+            yield messages_of(batch, share.path, first)
+            first += batch.num_rows
+
+
+# -- lines of JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _messages(share: Share, job: ImportJob) -> Iterator[Messages]:
+    """Yield messages of lines, some MiB at a time. Raises StoreError, with the line's number."""
+    for lines in _lines(share, job):
+        members, ids, bodies = zip(*lines, strict=True)
+        yield ids, bodies, [line["references"] for line in members] if job.counted else None
+
+
+def _lines(share: Share, job: ImportJob | None = None) -> Iterator[list[tuple[dict[str, Any], bytes, bytes]]]:
+    """Yield the object, the id and the body of some lines. Without a job, references and other members are not checked."""
+    for offset, block in read_blocks(share):
+        found = []
+        for number, line in enumerate(block.split(b"\n")):
+            try:
+                if line.strip():
+                    members = _members(line, job)
+                    found.append((members, _id(members["id"]), _body(members)))
+            except ValueError as error:
+                raise StoreError(f"{share.path}, line {line_number(share.path, offset) + number}: {error}") from error
+        if found:
+            yield found
+
+
+def _members(line: bytes, job: ImportJob | None) -> dict[str, Any]:
+    """Return the members of the object of a line. Raises ValueError."""
+    try:
+        members = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not isinstance(members, dict):
+        raise ValueError("is no JSON object; each line is one")  # noqa: TRY004 - it is what is in the file
+    others = [name for name in members if name not in MEMBERS]
+    if others and job and not job.ignore_others:
+        raise ValueError(
+            f"has {', '.join(map(repr, others))}: a store keeps id, body and references, and nothing else; leave them out, "
+            f"or say that other members are ignored ({IGNORE_OTHERS})"
+        )
+    if "id" not in members:
+        raise ValueError("has no 'id'")
+    if ("body" in members) == ("text" in members):
+        raise ValueError(f"the message {members['id']} needs a 'body' (base64) or a 'text', one of them")
+    if job and job.counted != ("references" in members):
+        has, first = ("has no", "has") if job.counted else ("has", "has not")
+        raise ValueError(f"the message {members['id']} {has} 'references', and the first line of all {first}")
+    return members
+
+
+def _id(value: object) -> bytes:
+    try:
+        msg_id = bytes.fromhex(value) if isinstance(value, str) and len(value) == 32 else b""
+    except ValueError:
+        msg_id = b""
+    if len(msg_id) != 16:
+        raise ValueError(f"the id {value!r} is not 32 hexadecimal digits")
+    return msg_id
+
+
+def _body(members: dict[str, Any]) -> bytes:
+    name = "body" if "body" in members else "text"
+    value = members[name]
+    if not isinstance(value, str):
+        raise ValueError(f"the {name} of {members['id']} is not a string")  # noqa: TRY004 - it is what is in the file
+    try:
+        return base64.b64decode(value, validate=True) if name == "body" else value.encode()
+    except binascii.Error as error:
+        raise ValueError(f"the body of {members['id']} is not base64: {error}") from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text of {members['id']} cannot be written as UTF-8: {error.reason}") from error

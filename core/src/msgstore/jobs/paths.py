@@ -1,14 +1,14 @@
-"""Paths of users: matches of globs, directories that hide matches, and files below a directory."""
+"""Paths of users: matches of globs, directories that hide matches, files below a directory, and files of rows."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from msgstore.contract import MsgStoreError
-from msgstore.files import check_listable, check_searchable
+from msgstore.contract import ConfigError, StoreIOError
+from msgstore.files import check_listable, check_searchable, is_gone, stat_regular_file
 
 is_glob = glob.has_magic
 
@@ -37,17 +37,56 @@ def matched_by(paths: Iterable[str | Path]) -> list[Path]:
     return [match for path in map(str, paths) if is_glob(path) and not Path(path).exists() for match in matches(path)]
 
 
-def visible_files(top: Path, error: type[MsgStoreError]) -> Iterator[Path]:
-    """Yield the files below ``top``, except those with a name, or in a directory with a name, that begins with ``_`` or ``.``.
+# -- files of rows ------------------------------------------------------------------------------------------------------------
 
-    Spark and pyarrow name so what is not complete. Raises OSError for a directory that cannot be listed, and ``error`` for a
-    link to one.
+
+def find_files(sources: Sequence[str | Path], is_wanted: Callable[[Path], bool], what: str) -> list[Path]:
+    """Return the wanted files of all sources, each once; those of a directory or a glob by name.
+
+    In a directory, at any depth, and where a glob matches them, names that begin with ``.`` or ``_`` do not count: Spark and
+    pyarrow so name what is not complete. Raises ConfigError for a path without files, which are ``what``, for a link to a
+    directory and for what is no regular file, StoreIOError for what cannot be listed.
     """
+    found: dict[Path, Path] = {}
+    for source in map(Path, sources):
+        try:
+            paths = [source] if source.exists() else _visible_matches(str(source))
+            inner = [sorted(_visible_files(path)) if path.is_dir() else [path] for path in paths]
+            files = [file for some in inner for file in some if is_wanted(file)]
+        except OSError as error:
+            raise StoreIOError(f"{error.filename or source}: cannot be listed: {error.strerror or error}") from error
+        if not files:
+            raise ConfigError(f"{source}: there is no {f'file {what}' if paths else 'such file or directory'}")
+        for file in files:
+            try:
+                stat_regular_file(file)
+            except OSError as error:
+                raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
+
+
+def _visible_matches(pattern: str) -> list[Path]:
+    for directory, error in unreadable_directories(pattern):
+        if not is_gone(directory, error) and not _is_hidden(directory, pattern):
+            raise OSError(error.errno, error.strerror, str(directory))
+    return [path for path in matches(pattern) if not _is_hidden(path, pattern)]
+
+
+def _is_hidden(match: Path, pattern: str) -> bool:
+    """Return True if a part of the path is hidden, and is not in the pattern."""
+    given = {part for part in Path(pattern).parts if not is_glob(part)}
+    return any(name[0] in "._" and name != ".." and name not in given for name in match.parts)
+
+
+def _visible_files(top: Path) -> Iterator[Path]:
     for directory, inner, names in os.walk(top, onerror=_raise):
         inner[:] = [name for name in inner if name[0] not in "._"]
         for path in (Path(directory, name) for name in inner):
             if path.is_symlink():
-                raise error(f"{path}: is a link to a directory, which is not followed in {top}. Name the directory itself.")
+                raise ConfigError(
+                    f"{path}: is a link to a directory, which is not followed in {top}. Name the directory itself."
+                )
         yield from (Path(directory, name) for name in names if name[0] not in "._")
 
 

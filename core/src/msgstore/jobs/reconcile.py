@@ -13,8 +13,9 @@ from typing import Any
 import attrs
 
 from msgstore.contract import Damage
-from msgstore.jobs.counts import DeltaShare, find_shares
+from msgstore.jobs.counts import find_shares
 from msgstore.jobs.inputs import SegmentInput, SegmentJob
+from msgstore.jobs.reading.shares import Share
 from msgstore.jobs.reports import Findings
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.workers import check_pyarrow
@@ -39,7 +40,7 @@ class ReconcileJob(SegmentJob):
 
     deltas: tuple[str, ...]
     """Files of changes, as given."""
-    shares: tuple[DeltaShare, ...]
+    shares: tuple[Share, ...]
     """Parts of these files, one per task."""
     to: str | None = None
     """Directory for the classes, or None."""

@@ -40,7 +40,7 @@ from msgstore.jobs.tasks import TASK_SIZE, Meter, Run, map_segments, pack
 from msgstore.jobs.workers import body_check
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
-from msgstore.scan.bindings import OWN_RECORD, assigned_byte
+from msgstore.scan.formats import OWN_RECORD, assigned_byte
 
 TOO_LARGE = "message_too_large"
 """Reason for a record whose body is too large for the format of the new store."""

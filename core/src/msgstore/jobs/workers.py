@@ -15,7 +15,7 @@ from msgstore.config import structure
 from msgstore.contract import BodyCodec, BrokenPlugin, Capability, CheckBody, ConfigError, MsgStoreError, RecordField
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import Values
-from msgstore.scan.fields import check_values
+from msgstore.scan.segment import check_values
 
 PAYLOAD = RecordField("payload", "bytes", "what a client reads")
 """Column for codecs that do not store plain bytes, unless they have a field of this name."""

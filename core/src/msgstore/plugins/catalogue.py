@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import attrs
@@ -125,6 +127,10 @@ class Catalogue(Loaded):
         """Return a job runner."""
         return self._resolve(JobRunnerDescriptor, "runner", name)
 
+    def descriptors(self, kind_class: type[D]) -> list[D]:
+        """Return all descriptors of a class."""
+        return [found.descriptor for found in self.registrations if isinstance(found.descriptor, kind_class)]
+
     def names(self, kind: str) -> list[str]:
         """Return the registered names of a kind, sorted."""
         return sorted({found.descriptor.name for found in self._of(kind)})
@@ -148,13 +154,11 @@ class Catalogue(Loaded):
 
     def formats_by_extension(self) -> dict[str, str]:
         """Return extension to format name, of segments and leftovers, for every installed format."""
-        return {
-            extension: found.descriptor.name for found in self._of("format") for extension in extensions_of(found.descriptor)
-        }
+        return {extension: form.name for form in self.descriptors(SegmentFormatDescriptor) for extension in extensions_of(form)}
 
     def leftover_extensions(self) -> frozenset[str]:
         """Return the extensions of files that become segments when a store is opened for writing."""
-        return frozenset(extension for found in self._of("format") for extension in extensions_of(found.descriptor)[:-1])
+        return frozenset(chain.from_iterable(form.leftover_extensions for form in self.descriptors(SegmentFormatDescriptor)))
 
     def missing_format(self, extension: str, remembered: Iterable[str]) -> PluginError | None:
         """Return the error about the missing format of an ``extension`` that no installed format reads.
@@ -176,14 +180,11 @@ class Catalogue(Loaded):
         """Yield one line for everything that would be an error if it were selected."""
         yield from map(str, self.failures)
         named = ((found.kind, found.descriptor.name, _format_of(found.descriptor)) for found in self.registrations)
-        for kind, name, of_format in dict.fromkeys(named):
+        checks: list[Callable[[], object]] = [partial(self._resolve, Descriptor, *one) for one in dict.fromkeys(named)]
+        checks += [partial(self._check_single_claim, one) for one in dict.fromkeys(map(str.lower, self.formats_by_extension()))]
+        for check in checks:
             try:
-                self._resolve(Descriptor, kind, name, of_format)
-            except PluginError as error:
-                yield str(error)
-        for extension in dict.fromkeys(map(str.lower, self.formats_by_extension())):
-            try:
-                self._check_single_claim(extension)
+                check()
             except PluginError as error:
                 yield str(error)
 
@@ -259,15 +260,15 @@ class Catalogue(Loaded):
     def _check_single_claim(self, extension: str) -> None:
         """Raise PluginError if several formats claim the extension. Ignores case, because some file systems do."""
         claims = [
-            (found, claimed)
-            for found in self._of("format")
-            for claimed in extensions_of(found.descriptor)
+            (form, claimed)
+            for form in self.descriptors(SegmentFormatDescriptor)
+            for claimed in extensions_of(form)
             if claimed.lower() == extension.lower()
         ]
-        if len({found.descriptor.name for found, _ in claims}) < 2:
+        if len({form.name for form, _ in claims}) < 2:
             return
-        listed = "; ".join(f"{found.descriptor.name!r} of {found.provider}" for found, _ in claims)
-        providers = [found.provider for found, _ in claims]
+        providers = [self.provider(form) for form, _ in claims]
+        listed = "; ".join(f"{form.name!r} of {provider}" for (form, _), provider in zip(claims, providers, strict=True))
         third_party = [one for one in providers if one.distribution not in _KNOWN_DISTRIBUTIONS.values()]
         files = " and ".join(sorted({f"*{claimed}" for _, claimed in claims}))
         raise PluginError(

@@ -10,7 +10,6 @@ import inspect
 import os
 import re
 import sys
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 
@@ -146,20 +145,9 @@ def _read_entry_points(_installed: tuple[object, ...]) -> tuple[tuple[Provider, 
     return tuple(found[key] for key in sorted(found))
 
 
-class _PluginManager(pluggy.PluginManager):
-    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        """Return the options of a hook implementation; None for other names.
-
-        Skips names of a module that ``hookimpl`` has not marked. pluggy examines all names, which slows each opening down.
-        """
-        if isinstance(plugin, types.ModuleType) and not hasattr(vars(plugin).get(name), f"{hookspecs.GROUP}_impl"):
-            return None
-        return super().parse_hookimpl_opts(plugin, name)
-
-
 def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
     """Import and register each plugin, and call its registration hooks. Records failures instead of raising."""
-    manager = _PluginManager(hookspecs.GROUP)
+    manager = pluggy.PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
     failures: list[Failure] = []
     providers: dict[str, Provider] = {}
@@ -199,8 +187,9 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
             if implementation.wrapper or implementation.hookwrapper:
                 what = f"{hook} cannot be used: it is a wrapper, and event hooks have no call to wrap"
                 failures.append(Failure(provider, what))
-            else:
-                observers.append(Observer(hook, _with_event(implementation), provider))
+            else:  # pluggy has checked that it takes the event or nothing
+                call = implementation.function if implementation.argnames else _without_event(implementation.function)
+                observers.append(Observer(hook, call, provider))
     broken = {failure.provider for failure in failures}
     intact = tuple(provider for provider in providers.values() if provider not in broken)
     return Loaded(tuple(registrations), tuple(observers), tuple(failures), intact)
@@ -229,10 +218,8 @@ def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[st
         yield "registers nothing: it implements no hook of msgstore (each is marked with @msgstore.hookimpl)"
 
 
-def _with_event(implementation: pluggy.HookImpl) -> Callable[[events.Event], object]:
-    """Return a function with one argument. pluggy has checked that the implementation takes the event or nothing."""
-    function: Callable[..., object] = implementation.function
-    return function if implementation.argnames else lambda _: function()
+def _without_event(function: Callable[[], object]) -> Callable[[events.Event], object]:
+    return lambda _: function()
 
 
 def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor) -> None:

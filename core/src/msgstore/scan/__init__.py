@@ -3,10 +3,8 @@
 ``FormatSet`` makes the objects of formats and record types, for reading here and for writing in the engine.
 """
 
-from msgstore.scan.bindings import bind_records
-from msgstore.scan.fields import Described, Values, WholeRecord, describe
-from msgstore.scan.formats import FormatSet, OpenFormat
-from msgstore.scan.segment import SegmentReport, damaged_spans, scan_file
+from msgstore.scan.formats import FormatSet, OpenFormat, bind_records
+from msgstore.scan.segment import Described, SegmentReport, Values, WholeRecord, damaged_spans, describe, scan_file
 
 __all__ = [
     "Described",

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 
 import attrs
 
-from msgstore.config import structure
+from msgstore.config import refuse_unknown, structure
 from msgstore.contract import (
     BoundRecord,
     BrokenPlugin,
@@ -25,9 +25,11 @@ from msgstore.contract import (
     CheckBody,
     Columns,
     CompactableFormat,
+    ConfigError,
     FormatContext,
     PluginError,
     RecordContext,
+    RecordTypeDescriptor,
     ScanEnd,
     SegmentFormat,
     SegmentFormatDescriptor,
@@ -37,7 +39,10 @@ from msgstore.contract.formats import EndState
 from msgstore.directory import Settings, unread_segments
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.plugins.loader import Provider
-from msgstore.scan.bindings import OWN_RECORD
+
+OWN_RECORD = "message"
+"""Name of the record type that every format with TYPED_RECORDS defines, and binds to its byte itself."""
+THIRD_PARTY_BYTES = range(128, 256)
 
 
 @attrs.frozen
@@ -159,26 +164,100 @@ class FormatSet:
         is_written = descriptor.name == self._write_format
         options = structure(descriptor.options, self._options if is_written else {}, f"{self._where} format")
         bound: list[BoundRecord] = []
-        names: dict[int, str] = {}
+        types: dict[int, RecordTypeDescriptor] = {}
         framed = {0} if Capability.FRAMED in descriptor.capabilities else set[int]()
         if Capability.TYPED_RECORDS in descriptor.capabilities:
-            types = {byte: self.catalogue.record(descriptor.name, name) for name, byte in self.bindings.items()}
-            for byte, record in types.items():
-                given = self._record_options.get(record.name, {})
-                record_options = structure(record.options, given, f"{self._where} record {record.name}")
-                made = self.catalogue.make(record, RecordContext(record_options, byte))
-                bound.append(BoundRecord(record.name, byte, made, record.fields))
+            for name, byte in self.bindings.items():
+                types[byte] = record = self.catalogue.record(descriptor.name, name)
+                given = self._record_options.get(name, {})
+                context = RecordContext(structure(record.options, given, f"{self._where} record {name}"), byte)
+                bound.append(BoundRecord(name, byte, self.catalogue.make(record, context), record.fields))
             with suppress(PluginError):  # registering it is optional for a format
                 own = self.catalogue.record(descriptor.name, OWN_RECORD)
                 if own.assigned_byte is not None:
                     types.setdefault(own.assigned_byte, own)
-            names = {byte: record.name for byte, record in types.items()}
             framed = {byte for byte, record in types.items() if Capability.FRAMED in record.capabilities}
-        context = FormatContext(options, tuple(bound), self._record if is_written else OWN_RECORD)
+        made = self.catalogue.make(descriptor, FormatContext(options, tuple(bound), self._record if is_written else OWN_RECORD))
+        names = {byte: record.name for byte, record in types.items()}
         with_fields = {record.byte: record for record in bound if record.fields}
-        made = self.catalogue.make(descriptor, context)
         return OpenFormat(descriptor, made, names, with_fields, frozenset(framed), self.catalogue.provider(descriptor))
 
+
+# -- bindings of record types to type bytes, as a configuration states them ------------------------------------------------
+
+
+@attrs.frozen
+class Binding:
+    """A record type of one store, with its type byte."""
+
+    byte: int
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Keys as the configuration has them, already checked."""
+
+
+def check_bindings(
+    catalogue: Catalogue,
+    format_name: str,
+    bindings: Mapping[str, object],
+    where: str,
+    remembered: Mapping[str, int] | None = None,
+) -> dict[str, Binding]:
+    """Check the bindings of a configuration or a command line: NAME = BYTE, or NAME = { byte = BYTE, OPTION = ... }.
+
+    A table without ``byte`` gets the byte that the directory remembers, else the byte that the format's specification assigns.
+    The specification owns the bytes 0-127: there, a record type can only have its assigned byte. Raises ConfigError,
+    PluginError.
+    """
+    checked: dict[str, Binding] = {}
+    for name, given in bindings.items():
+        descriptor = catalogue.record(format_name, name)
+        options: Mapping[str, Any] = {}
+        byte = given
+        if isinstance(given, Mapping):
+            refuse_unknown(given, ["byte", *attrs.fields_dict(descriptor.options)], f"{where} records {name}")
+            options = {key: value for key, value in given.items() if key != "byte"}
+            structure(descriptor.options, options, f"{where} records {name}")
+            byte = given.get("byte", (remembered or {}).get(name, descriptor.assigned_byte))
+            if byte is None:
+                raise ConfigError(
+                    f"{where} records: {name} has no byte. Write {name} = {{ byte = 128, ... }} with a byte from 128 to 255 of "
+                    f"your choice."
+                )
+        if name == OWN_RECORD and byte != descriptor.assigned_byte:
+            own = "" if descriptor.assigned_byte is None else f", and has byte {descriptor.assigned_byte}"
+            raise ConfigError(f"{where} records: {name} = {byte!r}: {name} is the format's own record type{own}. Leave it out.")
+        if type(byte) is not int or (byte not in THIRD_PARTY_BYTES and byte != descriptor.assigned_byte):
+            assigned = "" if descriptor.assigned_byte is None else f", or {descriptor.assigned_byte}, which is assigned to it"
+            raise ConfigError(f"{where} records: {name} = {byte!r}: a record type is bound to a byte from 128 to 255{assigned}")
+        for other, taken in checked.items():
+            if taken.byte == byte:
+                raise ConfigError(f"{where} records: {other} and {name} are both bound to byte {byte}. Give each its own.")
+        checked[name] = Binding(byte, options)
+    return checked
+
+
+def bind_records(catalogue: Catalogue, bindings: Iterable[tuple[str, int]], option: str) -> dict[str, int]:
+    """Return the bindings of NAME=BYTE options, checked. Raises ConfigError, or PluginError for a name without a provider."""
+    checked: dict[str, int] = {}
+    for name, byte in bindings:
+        formats = [found.format for found in catalogue.descriptors(RecordTypeDescriptor) if found.name == name]
+        checked[name] = byte
+        check_bindings(catalogue, formats[0] if formats else "v2", checked, option)
+    return checked
+
+
+def assigned_byte(catalogue: Catalogue, format_name: str, record: str, where: str) -> int:
+    """Return the assigned byte of a record type that is written but not bound. Raises ConfigError if it has none."""
+    byte = catalogue.record(format_name, record).assigned_byte
+    if byte is None:
+        raise ConfigError(
+            f'{where} record: {record!r} is bound to no byte. Write format = {{ use = "{format_name}", '
+            f"records = {{ {record} = 128 }} }} with a byte from 128 to 255 of your choice."
+        )
+    return byte
+
+
+# -- scans whose result is checked --------------------------------------------------------------------------------------
 
 _STATES = get_args(EndState)
 _BYTES = bytes, bytearray, memoryview
@@ -186,30 +265,22 @@ _BYTES = bytes, bytearray, memoryview
 
 def scan_checked(form: SegmentFormat, data: Buffer, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
     """Return the format's scan of ``data``. Raises ValueError for an impossible result, TypeError for anything but a scan."""
-    scan = form.scan(data, start=start, check_body=check_body)
+    scan, total = form.scan(data, start=start, check_body=check_body), len(data)
     if not isinstance(scan, SegmentScan):
         raise TypeError(f"the scan returns {type(scan).__name__}, not a SegmentScan")
-    total = len(data)
-    _check_end(scan.end, start, total)
-    _check_columns(scan.records, "records", start, total)
-    _check_columns(scan.duplicates, "duplicates", start, total)
-    _check_spans(scan.hole_offsets, scan.hole_sizes, "holes", 0, total)
-    return scan
-
-
-def _check_end(end: ScanEnd, start: int, total: int) -> None:
+    end = scan.end
     if not isinstance(end, ScanEnd) or end.state not in _STATES or type(end.offset) is not int:
         raise TypeError(f"the scan returns the end {end!r}")
     if not 0 <= end.offset <= max(start, total) or (end.state == "clean" and end.offset < total):
         raise ValueError(f"the scan returns a {end.state} end at offset {end.offset} of {total} bytes")
-
-
-def _check_columns(columns: Columns, what: str, start: int, total: int) -> None:
-    if not isinstance(columns, Columns) or not isinstance(columns.ids, _BYTES) or not isinstance(columns.types, _BYTES):
-        raise TypeError(f"the scan returns {what} that are not Columns")
-    _check_spans(columns.offsets, columns.sizes, what, start, total)
-    if not len(columns.ids) == 16 * len(columns.offsets) == 16 * len(columns.types):
-        raise ValueError(f"the scan returns {what} in columns of different lengths")
+    for columns, what in (scan.records, "records"), (scan.duplicates, "duplicates"):
+        if not isinstance(columns, Columns) or not isinstance(columns.ids, _BYTES) or not isinstance(columns.types, _BYTES):
+            raise TypeError(f"the scan returns {what} that are not Columns")
+        _check_spans(columns.offsets, columns.sizes, what, start, total)
+        if not len(columns.ids) == 16 * len(columns.offsets) == 16 * len(columns.types):
+            raise ValueError(f"the scan returns {what} in columns of different lengths")
+    _check_spans(scan.hole_offsets, scan.hole_sizes, "holes", 0, total)
+    return scan
 
 
 def _check_spans(offsets: array[int], sizes: array[int], what: str, start: int, total: int) -> None:

@@ -1,18 +1,38 @@
-"""Scan of one segment file, and its report."""
+"""Scan of one segment file, its report, and the fields of records.
+
+Fields are what third-party record types hold in addition to id and body. Tools read them, one whole record at a time.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore.contract import BrokenPlugin, CheckBody, Columns, Damage, SegmentScan
+from msgstore.contract import (
+    BoundRecord,
+    BrokenPlugin,
+    Buffer,
+    CheckBody,
+    Columns,
+    Damage,
+    RecordError,
+    RecordField,
+    SegmentScan,
+)
 from msgstore.files import Files
-from msgstore.scan.fields import Values, fields_as_json, values_at
-from msgstore.scan.formats import OpenFormat
+from msgstore.scan.formats import OWN_RECORD, OpenFormat
+
+Values = tuple[object, ...]
+"""Field values in the order of the descriptor's fields."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TYPES: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
 
 
 @attrs.frozen
@@ -46,34 +66,21 @@ class SegmentReport:
             "size": self.size,
             "header": scan.header,
             "records_by_name": self.count_types(),
-            "records": self._rows(scan.records),
-            "holes": [
-                {"offset": offset, "size": size} for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True)
-            ],
-            "duplicates": self._rows(scan.duplicates),
+            "records": list(self._rows(scan.records)),
+            "holes": [{"offset": at, "size": size} for at, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True)],
+            "duplicates": list(self._rows(scan.duplicates)),
             "damage": [attrs.asdict(damage) for damage in scan.damage],
             "end": attrs.asdict(scan.end),
         }
 
-    def _rows(self, columns: Columns) -> list[dict[str, Any]]:
-        typed, names = self.format.typed, self.format.type_names
-        return [
-            {
-                "offset": offset,
-                "size": size,
-                "type": type_byte if typed else None,
-                "record": names.get(type_byte),
-                "id": msg_id.hex(),
-                **self._fields(offset, type_byte),
-            }
-            for msg_id, offset, size, type_byte in columns.rows()
-        ]
-
-    def _fields(self, offset: int, type_byte: int) -> dict[str, Any]:
-        """Return the member ``fields``, or nothing if the type has no fields or they were not requested."""
-        if offset not in self.values:
-            return {}
-        return {"fields": fields_as_json(self.format.with_fields[type_byte], self.values[offset])}
+    def _rows(self, columns: Columns) -> Iterator[dict[str, Any]]:
+        """Yield one object per record, with the member ``fields`` if its type has fields and they were requested."""
+        for msg_id, offset, size, byte in columns.rows():
+            row: dict[str, Any] = {"offset": offset, "size": size, "type": byte if self.format.typed else None}
+            row |= {"record": self.format.type_names.get(byte), "id": msg_id.hex()}
+            if offset in self.values:
+                row["fields"] = fields_as_json(self.format.with_fields[byte], self.values[offset])
+            yield row
 
 
 def scan_file(
@@ -110,3 +117,133 @@ def damaged_spans(report: SegmentReport) -> list[Damage]:
     if scan.end.state != "clean":
         spans.append(Damage(scan.end.offset, report.size - scan.end.offset, scan.end.reason or scan.end.state))
     return spans
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class WholeRecord:
+    """A record that was read and checked."""
+
+    path: Path
+    offset: int
+    """Offset in the file at the time of the read."""
+    form: OpenFormat
+    data: bytes
+    body: bytes
+    """The stored body."""
+
+
+@attrs.frozen
+class Described:
+    """Record type and field values of one record."""
+
+    record: str | None
+    """Name of the record type, or None in a format without types."""
+    bound: BoundRecord | None = None
+    values: Values | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the members of an object of ``--json``. ``fields`` is present only if the record type has fields."""
+        members: dict[str, Any] = {"record": self.record}
+        if self.bound is not None:
+            members["fields"] = fields_as_json(self.bound, self.values)
+        return members
+
+    def as_text(self) -> dict[str, str]:
+        """Return field name to printable text."""
+        return {name: _printable(value) for name, value in (self.as_json().get("fields") or {}).items()}
+
+
+def values_of(bound: BoundRecord, record: bytes) -> Values | None:
+    """Return the fields of one whole record, or None if they cannot be read. Raises BrokenPlugin if they do not fit the
+    descriptor."""
+    try:
+        values = bound.record.fields(record)  # type: ignore[attr-defined]  # of a RecordTypeWithFields
+    except RecordError:
+        return None
+    except Exception as error:
+        raise BrokenPlugin(
+            f"the record type {bound.name!r} cannot read the fields of a record: {type(error).__name__}: {error}"
+        ) from error
+    return check_values(f"the record type {bound.name!r}", bound.fields, values)
+
+
+def check_values(source: str, fields: Sequence[RecordField], values: object) -> Values:
+    """Return ``values`` if there is one of the right kind for each field. Raises BrokenPlugin, which begins with ``source``."""
+    if not isinstance(values, tuple) or len(values) != len(fields):
+        raise BrokenPlugin(f"{source} returns {values!r} for its {len(fields)} fields")
+    for field, value in zip(fields, values, strict=True):
+        is_small = not isinstance(value, int) or -(2**63) <= value < 2**63
+        if value is not None and not (type(value) is _TYPES[field.kind] and is_small):
+            raise BrokenPlugin(f"{source} returns {value!r} for its field {field.name!r} of kind {field.kind!r}")
+    return values
+
+
+def values_at(form: OpenFormat, data: Buffer, *columns: Columns) -> dict[int, Values | None]:
+    """Return offset to fields, for each record in ``columns`` whose type has fields. A BrokenPlugin error names the offset; the
+    caller adds the file."""
+    values = {}
+    for found in columns if form.with_fields else ():
+        for _, offset, size, type_byte in found.rows():
+            bound = form.with_fields.get(type_byte)
+            if bound is not None:
+                try:
+                    values[offset] = values_of(bound, data[offset : offset + size])
+                except BrokenPlugin as error:
+                    raise BrokenPlugin(f"at offset {offset}: {error}") from error
+    return values
+
+
+def describe(record: WholeRecord) -> Described:
+    """Return the record type and the fields of a record. Raises BrokenPlugin if the fields do not fit the descriptor.
+
+    Only a scan reveals the type byte. If the format has several types, the record is scanned as a segment of one record.
+    """
+    form = record.form
+    if not form.typed:
+        return Described(None)
+    if list(form.type_names.values()) == [OWN_RECORD]:
+        return Described(OWN_RECORD)
+    scan = form.format.scan(form.format.header + record.data)
+    if len(scan.records) != 1:
+        return Described(None)
+    type_byte = scan.records.types[0]
+    bound = form.with_fields.get(type_byte)
+    try:
+        values = values_of(bound, record.data) if bound else None
+    except BrokenPlugin as error:
+        raise BrokenPlugin(f"{record.path} at offset {record.offset}: {error}") from error
+    return Described(form.type_names.get(type_byte), bound, values)
+
+
+def fields_as_json(bound: BoundRecord, values: Values | None) -> dict[str, Any] | None:
+    """Return field name to JSON value. Times become RFC 3339 text, which keeps the nanoseconds; bytes become hexadecimal."""
+    if values is None:
+        return None
+    pairs = zip(bound.fields, values, strict=True)
+    return {field.name: None if value is None else _AS_JSON[field.kind](value) for field, value in pairs}
+
+
+def _time(nanoseconds: int) -> str:
+    seconds, rest = divmod(nanoseconds, 10**9)
+    try:
+        return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
+    except OverflowError:
+        return f"{nanoseconds} ns"
+
+
+_AS_JSON: Mapping[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": lambda value: value if isfinite(value) else str(value),
+    "text": str,
+    "bytes": bytes.hex,
+    "time": _time,
+}
+
+
+def _printable(value: object) -> str:
+    """Return text without control characters, so that a record cannot send commands to a terminal."""
+    text = "-" if value is None else str(value)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

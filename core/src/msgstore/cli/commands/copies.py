@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import click
 from msgstore.cli import options, output
 from msgstore.jobs.export import plan_export
 from msgstore.jobs.importing import plan_import
-from msgstore.jobs.reports import SETTINGS_DAMAGED
-from msgstore.jobs.salvage import InputReport, SalvageJob, plan_salvage
+from msgstore.jobs.reports import SETTINGS_DAMAGED, sums
+from msgstore.jobs.salvage import SalvageJob, plan_salvage
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
-_BYTES = ("good", "duplicates", "dead", "holes", "damaged")
 _MAX_IGNORED = 20
 """Names of omitted files that are listed for people."""
 
@@ -62,24 +60,26 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     report = runner.run(out, what, catalogue, job.size, lambda by, bar: by.salvage(job, bar))
     for found in report.inputs:
         out.emit(found.as_json(), *found.recovered_as_json())
-    stores = {directory: list(found) for directory, found in groupby(report.inputs, lambda found: str(Path(found.path).parent))}
-    several = len(stores) > 1
-    title = f"{', '.join(report.sources)} to {report.destination}"
-    counted = any(found.dead for found in report.inputs)
-
-    def row(name: str, inputs: Sequence[InputReport]) -> dict[str, Any]:
-        sums = {key: sum(getattr(one, key) for one in inputs) for key in ("size", "records", *_BYTES)}
-        recovered = sum(len(one.recovered) for one in inputs)
-        return {"name": name, "segments": len(inputs), "format": inputs[0].format, "recovered": recovered, **sums}
-
-    sums = "size:bytes copied=records recovered:yellow intact=good:bytes copies=duplicates:bytes "
-    sums += f"{'dead:bytes ' if counted else ''}holes:bytes damaged:bytes"
-    if len(report.inputs) > output.MAX_LISTED:
-        rows = [row(*store) for store in (*stores.items(), ("total", report.inputs))]
-        out.rows(title, output.columns(f"store=name segments {sums}"), rows, bold_last=True)
+    several = len({Path(found.path).parent for found in report.inputs}) > 1
+    spec = "size:bytes copied=records recovered:yellow intact=good:bytes copies=duplicates:bytes "
+    spec += f"{'dead:bytes ' if any(found.dead for found in report.inputs) else ''}holes:bytes damaged:bytes"
+    if is_long := len(report.inputs) > output.MAX_LISTED:  # a row for each store, else for each segment
+        groups = [(d, list(found)) for d, found in groupby(report.inputs, lambda found: str(Path(found.path).parent))]
+        groups.append(("total", list(report.inputs)))
     else:
-        rows = [row(one.path if several else Path(one.path).name, [one]) for one in reversed(report.inputs)]
-        out.rows(title, output.columns(f"file=name format {sums}"), rows)
+        groups = [(one.path if several else Path(one.path).name, [one]) for one in reversed(report.inputs)]
+    rows = [
+        {
+            "name": name,
+            "segments": len(inputs),
+            "format": inputs[0].format,
+            "recovered": sum(len(one.recovered) for one in inputs),
+            **sums(inputs, "size", "records", "good", "duplicates", "dead", "holes", "damaged"),
+        }
+        for name, inputs in groups
+    ]
+    columns = output.columns(f"{'store=name segments' if is_long else 'file=name format'} {spec}")
+    out.rows(f"{', '.join(report.sources)} to {report.destination}", columns, rows, bold_last=is_long)
     out.print()
     out.damage(report.damage)
     if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
@@ -97,7 +97,7 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
 
 
 @click.command()
-@click.argument("sources", metavar="PATH...", nargs=-1, required=True, type=options.FILE)
+@options.paths
 @options.destination
 @options.names("--columns", "Columns of the files, instead of all. Fewer columns are faster.")
 @options.names("--partition-by", "Columns that become directories, as in DEST/format=v2.")
@@ -106,7 +106,7 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
 @options.runner
 @options.as_json
 def export(
-    sources: tuple[Path, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
+    paths: tuple[Path, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
 ) -> None:
     """Write the records in PATH as Parquet files into DEST: place, id, body, and the fields of each record.
 
@@ -122,7 +122,7 @@ def export(
       msgstore export '/backups/*/msg_store_persistent' all --partition-by store,format
     """
     catalogue = load_catalogue()
-    job = plan_export(catalogue, sources, destination, **choices)
+    job = plan_export(catalogue, paths, destination, **choices)
     report = runner.run(out, "exporting", catalogue, job.size, lambda by, bar: by.export(job, bar))
     out.emit(*(found.as_json() for found in report.inputs))
     if len(report.inputs) <= output.MAX_LISTED:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -49,9 +48,15 @@ def demo(directory: Path | None, out: output.Output) -> None:
       msgstore demo
       msgstore demo --dir /tmp/tour
     """
+    if directory is not None and directory.exists() and any(directory.iterdir()):
+        raise StoreError(f"{directory}: is not empty. Choose a new directory.")
     expected = expected_messages()
     intact = True
-    with _working_copy(directory) as store, resources.as_file(_DATA / "refcounts.csv") as counts:
+    with contextlib.ExitStack() as stack:
+        counts = stack.enter_context(resources.as_file(_DATA / "refcounts.csv"))
+        shipped = stack.enter_context(resources.as_file(_DATA / "mixed_upgrade"))
+        store = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="msgstore-demo-"))) / "store"
+        shutil.copytree(shipped, store, copy_function=shutil.copyfile, dirs_exist_ok=True)  # not its permissions
         for number, (title, command, arguments) in enumerate(_STEPS, 1):
             line = f"msgstore {command.name} {arguments}"
             out.emit({"kind": "step", "step": number, "title": title, "command": line})
@@ -61,26 +66,13 @@ def demo(directory: Path | None, out: output.Output) -> None:
             words = [places.get(word, word) for word in arguments.split()] + ["--json"] * out.as_json
             intact &= not command.main(words, prog_name=line, standalone_mode=False)
             if number >= _CHECKED_FROM:
-                verified = count_intact(store, expected)
+                verified = _count_intact(store, expected)
                 intact &= verified == len(expected)
                 out.emit({"kind": "verified", "step": number, "messages": verified})
                 out.print(f"\n   {verified} of {len(expected)} live messages have the expected hash and count")
     verdict = f"all {len(expected)} live messages intact" if intact else "messages are missing or differ: this is a bug"
     out.print(f"\n{verdict}", "bold green" if intact else "bold red")
     out.finish(damaged=not intact, summary={"kind": "summary", "messages": len(expected), "intact": intact})
-
-
-@contextlib.contextmanager
-def _working_copy(directory: Path | None) -> Iterator[Path]:
-    """Yield a copy of the shipped store that can be changed. A temporary copy is deleted at the end."""
-    if directory is not None and directory.exists() and any(directory.iterdir()):
-        raise StoreError(f"{directory}: is not empty. Choose a new directory.")
-    with contextlib.ExitStack() as stack:
-        if directory is None:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="msgstore-demo-"))) / "store"
-        with resources.as_file(_DATA / "mixed_upgrade") as shipped:
-            shutil.copytree(shipped, directory, copy_function=shutil.copyfile, dirs_exist_ok=True)
-        yield directory
 
 
 def expected_messages() -> dict[bytes, tuple[int, str]]:
@@ -90,14 +82,12 @@ def expected_messages() -> dict[bytes, tuple[int, str]]:
     return {bytes.fromhex(msg_id): (int(references), sha256) for msg_id, references, sha256 in fields}
 
 
-def count_intact(directory: Path, expected: dict[bytes, tuple[int, str]]) -> int:
+def _count_intact(directory: Path, expected: dict[bytes, tuple[int, str]]) -> int:
     """Return the number of expected messages in a store whose body and count are unchanged."""
     intact = 0
     with msgstore.open_store(directory, mode="r") as store:
-        for msg_id, message in expected.items():
-            entry = store.entry(msg_id)
+        for entry in store.entries():
             with contextlib.suppress(MsgStoreError):  # the broker's data has hashes of stored bodies
-                if entry is not None:
-                    body = store.stored_body(entry)
-                    intact += (store.references(msg_id), hashlib.sha256(body).hexdigest()) == message
+                message = entry.references, hashlib.sha256(store.stored_body(entry)).hexdigest()
+                intact += expected.get(entry.msg_id) == message
     return intact

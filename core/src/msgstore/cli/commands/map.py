@@ -1,11 +1,22 @@
-"""Command ``map``: draw segments as bars to scale, byte range by byte range."""
+"""Command ``map``: draw segments as bars to scale, in the terminal or on a page.
+
+The page of ``--html`` is one self-contained file that makes no network request. Its script draws the data in it.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
+import os
 import time
 from collections import Counter
+from collections.abc import Mapping
+from importlib.resources import files as package_files
 from itertools import groupby
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import click
@@ -13,13 +24,18 @@ from rich.text import Text
 
 from msgstore.cli import options, output
 from msgstore.cli.commands.scan import note_damaged_settings, scan_inputs, show_types
-from msgstore.cli.map_page import PageData, check_target, write_page
-from msgstore.cli.spans import KINDS, LiveReferences, live_records, spans
+from msgstore.cli.spans import KINDS, LiveReferences, PageData, live_records, spans
+from msgstore.contract import StoreError
+from msgstore.directory import SETTINGS, segment_number
+from msgstore.files import Files
 from msgstore.jobs.counts import sums_of
 from msgstore.jobs.inputs import find_inputs
-from msgstore.plugins.catalogue import load_catalogue
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import SegmentReport
 
+MARK = '<meta name="generator" content="msgstore map">'
+"""Text near the beginning of every page. A file with it may be replaced by a newer page."""
+_MARK_SEARCH_BYTES = 1024
 _PRIORITIES = {"damaged": 2, "torn": 1}
 """A cell with at least one byte of these kinds shows that kind, the highest number first."""
 
@@ -139,3 +155,64 @@ def _cells(drawing: dict[str, Any], cells: int) -> list[str]:
             begin, end = total * cell // cells, total * (cell + 1) // cells
             weights[cell][span["kind"]] += max(min(end, after) - max(begin, offset), 1)
     return [max(w, key=lambda kind: (_PRIORITIES.get(kind, 0), w[kind]), default="hole") for w in weights]
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------------
+
+
+def check_target(path: Path, catalogue: Catalogue, *, force: bool) -> Path:
+    """Return the path that the page will be written to, with symbolic links resolved. Raises StoreError for an unsuitable path.
+
+    Without ``force``, refuses to replace a file that is not such a page: the arguments are easily swapped.
+    """
+    target = Path(os.path.realpath(path))
+    problem = ""
+    if target.name == SETTINGS or segment_number(target.name, catalogue.formats_by_extension()) is not None:
+        problem = "has the name of a part of a store. Give a name such as map.html."
+    elif os.path.lexists(target) and not target.is_file():
+        problem = "is not a regular file. Give the name of one, such as map.html."
+    elif not target.parent.is_dir():
+        problem = f"there is no directory {target.parent}. Create it first."
+    elif target.exists() and not force:
+        with target.open("rb") as stream:
+            if MARK.encode() not in stream.read(_MARK_SEARCH_BYTES):
+                problem = "exists and is not a page of 'msgstore map'. Use --force to replace it."
+    if problem:
+        raise StoreError(f"{path}: {problem}")
+    return target
+
+
+def write_page(path: Path, data: Mapping[str, Any]) -> int:
+    """Write the page atomically. Returns its size in bytes. Raises StoreError."""
+    page = render(data).encode("utf-8")
+    try:
+        Files().write_file(path, [page], sync=False)
+    except OSError as error:
+        raise StoreError(f"{path}: the page cannot be written: {error.strerror or error}. Nothing was left behind.") from error
+    return len(page)
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """Return the page. Its policy allows only its own style and script, by hash, so that text of segments stays text."""
+    template, style, script = (
+        package_files("msgstore.cli").joinpath(f"map_page.{part}").read_text(encoding="utf-8") for part in ("html", "css", "js")
+    )
+    title = ", ".join(store["path"] for store in data["stores"]) or "no segments"
+    return Template(template).substitute(
+        mark=MARK,
+        policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'",
+        title=html.escape(title.encode("utf-8", "replace").decode()),
+        style=style,
+        script=script,
+        data=as_inline_json(data),
+    )
+
+
+def as_inline_json(value: object) -> str:
+    """Return JSON for a script element. It contains no character that could end the element or start another."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

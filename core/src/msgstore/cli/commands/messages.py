@@ -11,7 +11,7 @@ from collections import Counter
 
 import click
 
-from msgstore.cli import options, output, stores
+from msgstore.cli import options, output
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
 from msgstore.scan import Described, describe
 
@@ -21,10 +21,10 @@ _id = click.argument("msg_id", metavar="ID", type=options.message_id)
 
 
 @click.command()
-@stores.read
+@options.read
 @click.option("--fields", is_flag=True, help="Show the record type and the fields of the record instead of the hash.")
 @options.as_json
-def ls(store: stores.StoreArgument, fields: bool, out: output.Output) -> None:
+def ls(store: options.StoreArgument, fields: bool, out: output.Output) -> None:
     """List the live messages, by segment and offset. Writes nothing.
 
     The hash is the SHA-256 of the stored body. Exit code 1 if any segment is damaged: messages may be missing.
@@ -68,11 +68,11 @@ def ls(store: stores.StoreArgument, fields: bool, out: output.Output) -> None:
 
 
 @click.command()
-@stores.read
+@options.read
 @_id
 @click.option("--fields", is_flag=True, help="Print the record type and the fields of the record instead of the body.")
 @options.as_json
-def get(store: stores.StoreArgument, msg_id: bytes, fields: bool, out: output.Output) -> None:
+def get(store: options.StoreArgument, msg_id: bytes, fields: bool, out: output.Output) -> None:
     """Write the body of one message to standard output, byte for byte. Writes nothing into the store.
 
     On a terminal, a line break is added if the body does not end with one.
@@ -111,10 +111,10 @@ def get(store: stores.StoreArgument, msg_id: bytes, fields: bool, out: output.Ou
 
 
 @click.command()
-@stores.changed
+@options.changed
 @_id
 @options.as_json
-def put(store: stores.StoreArgument, msg_id: bytes, out: output.Output) -> None:
+def put(store: options.StoreArgument, msg_id: bytes, out: output.Output) -> None:
     """Write one message with the body from standard input. It is on disk when the program ends.
 
     An id names one body permanently. If the message exists, it gets one more reference, and its body does not change.
@@ -137,10 +137,10 @@ def put(store: stores.StoreArgument, msg_id: bytes, out: output.Output) -> None:
 
 
 @click.command()
-@stores.changed
+@options.changed
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=options.message_id)
 @options.as_json
-def rm(store: stores.StoreArgument, ids: tuple[bytes, ...], out: output.Output) -> None:
+def rm(store: options.StoreArgument, ids: tuple[bytes, ...], out: output.Output) -> None:
     """Remove one reference from each message. A message without references is gone.
 
     If an id is absent, it is reported, the others are removed, and the exit code is 2.

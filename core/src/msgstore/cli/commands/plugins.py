@@ -1,7 +1,11 @@
-"""Command ``plugins``: list installed backends and observers, and their problems."""
+"""Commands ``plugins`` and ``config check``: list installed backends, and check the backends that a configuration names."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,18 @@ import click
 from rich.text import Text
 
 from msgstore.cli import options, output
-from msgstore.config import read_config
-from msgstore.contract import BodyCodecDescriptor, RecordTypeDescriptor
+from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
+from msgstore.contract import (
+    BodyCodecDescriptor,
+    ConfigError,
+    Descriptor,
+    IndexDescriptor,
+    MsgStoreError,
+    RecordTypeDescriptor,
+)
+from msgstore.directory import known_settings
+from msgstore.engine.backends import resolve
+from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 
@@ -30,15 +44,14 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
     """
     catalogue = load_catalogue(read_config(config_file).disabled if config_file else ())
     problems = [*catalogue.problems(), *(catalogue.unloadable() if check else ())]
-    columns: output.Columns[dict[str, Any]] = {
-        "kind": lambda one: one["kind"],
-        "name": lambda one: one["name"],
-        "distribution": lambda one: Text(f"{one['distribution']} {one['version']}", no_wrap=True),
-        "summary": _summary,
-    }
     backends = _backends(catalogue)
     if not out.as_json:
         backends.sort(key=lambda one: (one["kind"], one["name"]))
+    columns = output.columns(
+        "kind name distribution summary",
+        distribution=lambda one: Text(f"{one['distribution']} {one['version']}", no_wrap=True),
+        summary=_summary,
+    )
     out.rows(None, columns, [*backends, *_observers(catalogue)], as_json=lambda one: one)
     out.emit(*({"kind": "problem", "message": problem} for problem in problems))
     if catalogue.disabled:
@@ -52,22 +65,23 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
 
 
 def _backends(catalogue: Catalogue) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": found.kind,
-            "name": found.descriptor.name,
-            **attrs.asdict(found.provider, filter=lambda field, _: field.name in ("distribution", "version", "entry_point")),
-            "contract": list(found.descriptor.contract),
-            "capabilities": sorted(capability.value for capability in found.descriptor.capabilities),
-            "summary": found.descriptor.summary,
-            **(
-                {"fields": [attrs.asdict(field) for field in found.descriptor.fields]}
-                if isinstance(found.descriptor, RecordTypeDescriptor | BodyCodecDescriptor)
-                else {}
-            ),
+    found = []
+    for one in catalogue.registrations:
+        descriptor = one.descriptor
+        backend = {
+            "kind": one.kind,
+            "name": descriptor.name,
+            "distribution": one.provider.distribution,
+            "version": one.provider.version,
+            "entry_point": one.provider.entry_point,
+            "contract": list(descriptor.contract),
+            "capabilities": sorted(capability.value for capability in descriptor.capabilities),
+            "summary": descriptor.summary,
         }
-        for found in catalogue.registrations
-    ]
+        if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
+            backend["fields"] = [attrs.asdict(field) for field in descriptor.fields]
+        found.append(backend)
+    return found
 
 
 def _observers(catalogue: Catalogue) -> list[dict[str, Any]]:
@@ -92,3 +106,106 @@ def _summary(one: dict[str, Any]) -> Text:
         return Text(f"receives {output.plural(len(one['events']), 'kind')} of events")
     below = "; ".join(filter(None, [f"contract {'.'.join(map(str, one['contract']))}", ", ".join(one["capabilities"])]))
     return Text.assemble(one["summary"], (f"\n{below}", "dim"))
+
+
+@click.group()
+def config() -> None:
+    """Work with configuration files."""
+
+
+@config.command()
+@options.file("--config", "config_file", default=Path("msgstore.toml"), show_default=True, help="The file to check.")
+@options.as_json
+def check(config_file: Path, out: output.Output) -> None:
+    """Check every key, and that every named backend is installed and accepts its options. Opens no store.
+
+    \b
+    Examples:
+      msgstore config check
+      msgstore config check --config msgstore.toml --json
+    """
+    failed = False
+    for store, path, errors in _check_file(config_file):
+        failed |= bool(errors)
+        out.emit({"store": store, "path": path, "ok": not errors, "errors": errors})
+        for error in () if out.as_json else errors:
+            output.note(error)
+        if not errors:
+            out.print(f"{store}: ok ({path})", soft_wrap=True)
+    if failed:
+        click.get_current_context().exit(2)
+
+
+def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]]:
+    """Yield (store, path, errors) of every store. The store is None for errors of the file as a whole."""
+    catalogue = file_error = stores = None
+    disabled: tuple[str, ...] = ()
+    try:
+        disabled = read_config(file).disabled
+    except ConfigError as error:
+        file_error = str(error)
+    try:
+        catalogue = load_catalogue(disabled)
+    except ConfigError as error:
+        file_error = f"{file}: {error}"
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # what can be read is checked
+        stores = tomllib.loads(file.read_text(encoding="utf-8")).get("stores")
+    checked = [
+        (
+            name,
+            str(file.parent / str(keys.get("path", ""))),
+            _check_store(keys, f"{file}: [stores.{name}]", file.parent, catalogue),
+        )
+        for name, keys in (stores.items() if isinstance(stores, dict) else ())
+        if isinstance(keys, dict)
+    ]
+    if file_error is None and not checked:
+        file_error = f"{file}: there is no table [stores.NAME]"
+    if file_error is not None and not any(file_error in errors for _, _, errors in checked):
+        yield None, None, [file_error]
+    yield from checked
+
+
+def _check_store(table: dict[str, Any], where: str, base: Path, catalogue: Catalogue | None) -> list[str]:
+    """Return each distinct error, prefixed with ``where``. Keys and backends are checked one by one, so that an error in one
+    does not hide the others. Backends are checked if the keys are right."""
+    tables = [{"path": ".", key: value} for key, value in table.items()]
+    for keys in tables:
+        if "record" in keys and "format" in table:
+            keys["format"] = table["format"]  # the error about a record type names it
+    tables += [] if "path" in table else [table]
+    errors = _errors((functools.partial(store_config, keys, where, base) for keys in tables), where)
+    if not errors and catalogue:
+        errors = _errors(_backend_checks(store_config(table, where, base), catalogue), where)
+    return errors
+
+
+def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[], object]]:
+    def formats() -> object:
+        remembered = known_settings(Files(), store.path) if store.path.is_dir() else None
+        return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
+
+    def made(key: str, backend: Backend, descriptor: Descriptor) -> object:
+        given = structure(descriptor.options, backend.options, f"{store.where} {key}")
+        if not isinstance(descriptor, IndexDescriptor):
+            return catalogue.make(descriptor, given)
+        with catalogue.attribute_errors(descriptor, "cannot be imported"):  # creating it would open the store
+            return descriptor.load_factory()
+
+    return [
+        formats,
+        lambda: made("index", store.index, catalogue.index(store.index.name)),
+        lambda: made("body", store.body, catalogue.body_codec(store.body.name)),
+        lambda: made("gc", store.gc, catalogue.gc_policy(store.gc.name)),
+    ]
+
+
+def _errors(checks: Iterable[Callable[[], object]], where: str) -> list[str]:
+    """Run the checks. Return each distinct error, prefixed with ``where``."""
+    errors = []
+    for run in checks:
+        try:
+            run()
+        except MsgStoreError as error:
+            errors.append(str(error) if str(error).startswith(where) else f"{where}: {error}")
+    return list(dict.fromkeys(errors))

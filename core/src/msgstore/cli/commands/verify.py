@@ -1,26 +1,108 @@
-"""Commands ``verify`` and ``scrub``: check segments, index and counts. ``scrub`` is ``verify --resume``."""
+"""Commands ``verify`` and ``scrub``: check segments, index and counts. ``scrub`` is ``verify --resume``.
+
+The progress of a check is in ``msgstore-scrub.json`` in the store's directory, so that a stopped check can be resumed. The file
+saves time and holds no data. If it is damaged, the check reports that and starts at the first segment.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
-from msgstore.cli import options, output, stores
-from msgstore.cli.checking import SegmentCheck, check_segments
+from msgstore.cli import options, output
+from msgstore.cli.checking import DamagedSpan, Finding, SegmentCheck, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
-from msgstore.cli.scrub_state import STATE, ScrubState, load_state, save_state
+from msgstore.config import structure
+from msgstore.contract import Buffer, ConfigError
 from msgstore.directory import SETTINGS
 from msgstore.engine.store import Store
 from msgstore.files import Files
 
+STATE = "msgstore-scrub.json"
 SAVE_INTERVAL_SECONDS = 1.0
 """Time between two writes of the state. A killed check repeats at most this much."""
+_LAYOUT = 1
+_COUNT = attrs.validators.ge(-1)
+_MAX_STATE_BYTES = 16 * 2**20
+"""Size limit of the file: a hundred thousand damaged spans."""
 _EXACT_COUNTS = ("index", "given", "msg_store_index.ets")
 """Origins of counts with which a record is known to be a live message."""
+
+
+@attrs.define
+class ScrubState:
+    """Results of a check up to and including the segment ``behind``. The names of the fields are keys in the file."""
+
+    behind: int = attrs.field(default=-1, validator=_COUNT)
+    segments: int = attrs.field(default=0, validator=_COUNT)
+    records: int = attrs.field(default=0, validator=_COUNT)
+    bytes: int = attrs.field(default=0, validator=_COUNT)
+    spots: list[DamagedSpan] = attrs.field(factory=list)
+    findings: list[Finding] = attrs.field(factory=list)
+
+    def add(self, check: SegmentCheck) -> None:
+        """Add the results of one segment. After an interrupt here, spans are reported twice rather than never."""
+        self.segments += 1
+        self.records += len(check.entries)
+        self.bytes += check.read
+        self.spots += check.spans
+        self.findings += check.findings
+        self.behind = check.number
+
+
+def parse_state(data: Buffer) -> ScrubState:
+    """Parse a saved state. Raises ValueError for an invalid one. The checksum alone proves nothing: it can be forged."""
+    if len(data) > _MAX_STATE_BYTES:
+        raise ValueError(f"it is larger than {_MAX_STATE_BYTES} bytes")
+    try:
+        members = json.loads(data[:])
+        if members.pop("crc32") != _checksum(members):
+            raise ValueError("its checksum is wrong")
+        if members.pop("layout") != _LAYOUT:
+            raise ValueError("it was written by a newer msgstore")
+        state = structure(ScrubState, members, "")
+    except (ConfigError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError("it is not what a check writes") from error
+    found: list[DamagedSpan | Finding] = [*state.spots, *state.findings]
+    texts = (text for one in found for text in attrs.astuple(one) if isinstance(text, str))
+    if not all(map(str.isprintable, texts)):
+        raise ValueError("it contains control characters")
+    return state
+
+
+def write_state(files: Files, directory: Path, state: ScrubState) -> None:
+    """Write the state atomically, without a sync: after a power loss, an older state is valid, too. Raises OSError."""
+    members: dict[str, Any] = {"layout": _LAYOUT, **attrs.asdict(state)}
+    text = json.dumps({**members, "crc32": _checksum(members)})
+    files.write_file(directory / STATE, [text.encode() + b"\n"], sync=False)
+
+
+def _checksum(members: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(members, sort_keys=True).encode())
+
+
+def _load_state(directory: Path) -> ScrubState:
+    """Return the saved state, or a new one if it is missing or damaged. Says on standard error which it is."""
+    try:
+        with Files().view(directory / STATE) as data:
+            state = parse_state(data)
+    except FileNotFoundError:
+        return ScrubState()
+    except ValueError as error:
+        output.note(f"{directory / STATE}: cannot be used: {error}. Starting at the first segment.")
+        return ScrubState()
+    without = "Without --resume (scrub: with --restart), the check starts at the first segment."
+    output.note(f"{directory}: resumed after segment {state.behind}. {without}")
+    return state
+
 
 _rate = click.option(
     "--rate", type=options.size, metavar="SIZE", help="Read at most this many bytes per second, such as 20MiB."
@@ -28,11 +110,11 @@ _rate = click.option(
 
 
 @click.command()
-@stores.read
+@options.read
 @_rate
 @click.option("--resume", is_flag=True, help="Continue where a check with --rate or --resume was stopped.")
 @options.as_json
-def verify(store: stores.StoreArgument, rate: int | None, resume: bool, out: output.Output) -> None:
+def verify(store: options.StoreArgument, rate: int | None, resume: bool, out: output.Output) -> None:
     """Check segments, index and counts against one another, and read every live message. Writes no data.
 
     Every index entry must have a reference and a record of its id and size, inside its segment and without overlap. The row of
@@ -51,11 +133,11 @@ def verify(store: stores.StoreArgument, rate: int | None, resume: bool, out: out
 
 
 @click.command()
-@stores.read
+@options.read
 @_rate
 @click.option("--restart", is_flag=True, help="Start at the first segment, even if a stopped check could be resumed.")
 @options.as_json
-def scrub(store: stores.StoreArgument, rate: int | None, restart: bool, out: output.Output) -> None:
+def scrub(store: options.StoreArgument, rate: int | None, restart: bool, out: output.Output) -> None:
     """The same as verify --resume.
 
     \b
@@ -66,9 +148,9 @@ def scrub(store: stores.StoreArgument, rate: int | None, restart: bool, out: out
     _verify_all(store, out, rate, resume=not restart, saves=True)
 
 
-def _verify_all(store: stores.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
+def _verify_all(store: options.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
     targets, others = store.find_all()
-    verdicts = [_verify(target, out, rate, resume=resume, saves=saves) for target in targets]
+    verdicts = [_verify(target, out, rate, _load_state(target.path) if resume else ScrubState(), saves) for target in targets]
     out.finish(damaged=not all(verdicts), not_read=others)
 
 
@@ -79,28 +161,32 @@ _COLUMNS = output.columns(
     verified=lambda check: len(check.entries) - len(check.unreachable),
     unreachable=lambda check: output.count(len(check.unreachable), "bold red"),
     damage=lambda check: output.count(len(check.spans), "bold red"),
-    counts=lambda check: "agree" if check.counts_agree else f"{check.counts[0]:,} expected",
+    counts=lambda check: "agree" if check.counts_agree else f"{check.segment.live_count if check.segment else 0:,} expected",
     end=lambda check: output.state(check.scan.end.state) if check.scan else "missing",
 )
 
 
-def _verify(target: stores.StoreTarget, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> bool:
-    """Check one store and print the findings. Returns False if anything is wrong."""
-    files = Files()
+def _verify(target: options.StoreTarget, out: output.Output, rate: int | None, state: ScrubState, saves: bool) -> bool:
+    """Check one store from ``state`` on, always a whole number of segments. Returns False if anything is wrong."""
     keeps = saves and (target.path / SETTINGS).exists()  # nothing is written to a broker's directory
-    state = load_state(files, target.path) if resume else ScrubState()  # always describes a whole number of segments
-    resumed = state.behind if state.behind >= 0 else None
-    begin = time.monotonic()
-    before = state.bytes
+    resumed, before, begin = state.behind if state.behind >= 0 else None, state.bytes, time.monotonic()
+
+    def save() -> None:
+        nonlocal keeps
+        try:
+            write_state(Files(), target.path, state)
+        except OSError as error:
+            keeps = False
+            text = f"cannot be written: {error.strerror}. If stopped, this check starts again."
+            output.note(f"{target.path / STATE}: {text}")
 
     def checks(store: Store) -> Iterator[SegmentCheck]:
-        nonlocal keeps
         total, saved = len(store.segments()), begin
         with out.progress("verifying") as progress:
             for check in check_segments(target, store, rate, state.behind):
-                state.add(check.number, len(check.entries), check.read, check.spans, check.findings)
+                state.add(check)
                 if keeps and time.monotonic() - saved >= SAVE_INTERVAL_SECONDS:
-                    keeps = save_state(files, target.path, state)
+                    save()
                     saved = time.monotonic()
                 out.emit(*(span.as_json(target.path) for span in check.spans))
                 if progress:
@@ -114,12 +200,12 @@ def _verify(target: stores.StoreTarget, out: output.Output, rate: int | None, *,
             out.rows(str(target.path), _COLUMNS, checks(opened), as_json=lambda check: check.as_json())
         except BaseException:
             if keeps:
-                save_state(files, target.path, state)
+                save()
             raise
         summary = _summary(target, opened, state, resumed, time.monotonic() - begin)
     if keeps:
         with contextlib.suppress(OSError):  # one that cannot be removed does no harm: the next check replaces it
-            files.unlink(target.path / STATE)
+            Files().unlink(target.path / STATE)
     out.print()
     if not out.as_json:
         _show(target, out, state, summary, state.bytes - before)
@@ -128,13 +214,14 @@ def _verify(target: stores.StoreTarget, out: output.Output, rate: int | None, *,
 
 
 def _summary(
-    target: stores.StoreTarget, store: Store, state: ScrubState, resumed: int | None, seconds: float
+    target: options.StoreTarget, store: Store, state: ScrubState, resumed: int | None, seconds: float
 ) -> dict[str, Any]:
     stats = store.stats()
     recovery = stats.recovery
     # The store may change between two parts of a check, and next to a writer. Then its counts need not agree.
     is_fixed = resumed is None and recovery.how != "live"
     is_whole = not (recovery.missing or recovery.lost or recovery.revived or state.spots or state.findings)
+    unreachable = sum(span.msg_id is not None for span in state.spots)
     return {
         "kind": "summary",
         "path": str(target.path),
@@ -143,14 +230,11 @@ def _summary(
         "counted": stats.messages,
         "records": state.records,
         "bytes": state.bytes,
-        "verified": state.records - state.unreachable,
-        "unreachable": state.unreachable,
+        "verified": state.records - unreachable,
+        "unreachable": unreachable,
         "findings": len(state.findings),
-        "missing": recovery.missing,
-        "kept": recovery.kept,
-        "revived": recovery.revived,
-        "distrust": recovery.distrust,
-        "damaged_segments": len({span.file for span in state.spots} | {finding.file for finding in state.findings}),
+        **{name: getattr(recovery, name) for name in ("missing", "kept", "revived", "distrust")},
+        "damaged_segments": len({one.file for found in (state.spots, state.findings) for one in found}),
         "damaged_spans": len(state.spots),
         "lost": [f"{lost.file}: {lost}" for lost in recovery.lost],
         "recovery": recovery.how,
@@ -161,7 +245,7 @@ def _summary(
     }
 
 
-def _show(target: stores.StoreTarget, out: output.Output, state: ScrubState, summary: dict[str, Any], size: int) -> None:
+def _show(target: options.StoreTarget, out: output.Output, state: ScrubState, summary: dict[str, Any], size: int) -> None:
     if summary["distrust"]:
         out.print(counts_line(summary), "red")
     if state.spots or not (summary["lost"] or summary["distrust"] or state.findings):

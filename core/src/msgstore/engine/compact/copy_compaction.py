@@ -29,11 +29,11 @@ import attrs
 from msgstore.contract import Buffer, Columns, RecordError, SegmentFormat, StoreIOError
 from msgstore.contract.events import CollectionOutcome
 from msgstore.directory import TEMP_SUFFIX
-from msgstore.engine.compact.compaction_plan import LiveRecords
 from msgstore.engine.compact.gc_context import (
     CollectionResult,
     GcContext,
     InconsistentSegment,
+    LiveRecords,
     PinnedSegment,
     Relocation,
     blamed,

@@ -13,25 +13,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import (
-    Action,
-    Combine,
-    Compact,
-    Drop,
-    Migrate,
-    MsgStoreError,
-    SegmentStats,
-    StoreClosed,
-    StoreIOError,
-)
-from msgstore.contract.events import CollectionFinishedEvent
+from msgstore.contract import Action, Combine, Compact, Drop, Migrate, MsgStoreError, SegmentStats, StoreClosed, StoreIOError
+from msgstore.contract.events import CollectionFinishedEvent, MessagesDroppedEvent
 from msgstore.engine.backends import Backends
 from msgstore.engine.compact.copy_compaction import compact_by_copy
 from msgstore.engine.compact.gc_context import (
@@ -43,7 +33,6 @@ from msgstore.engine.compact.gc_context import (
     pin,
 )
 from msgstore.engine.compact.in_place import compact_in_place
-from msgstore.engine.compact.policy_actions import judge, numbers_of
 from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
@@ -57,6 +46,65 @@ _PAUSE_SECONDS = 0.02
 """Shortest time between two collections of the thread, unless writers wait."""
 ProgressCallback = Callable[[int, int], object]
 """Called with (done, total) actions."""
+_Plan = Callable[[Sequence[SegmentStats], dict[int, Segment]], list[Action]]
+
+
+def judge(
+    actions: Iterable[object],
+    stats: Sequence[SegmentStats],
+    segments: Mapping[int, Segment],
+    generation: int,
+    *,
+    may_drop: bool,
+) -> Iterator[tuple[object, str | None]]:
+    """Yield each action with the reason to skip it: None if it can be carried out, "" if the log need not mention it.
+
+    ``generation``: that of the store's format. ``may_drop``: the policy has the capability DROPS_MESSAGES.
+    """
+    known, taken = {s.number: s for s in stats}, set[int]()
+    for action in actions:
+        reason: str | None = "it is none of Compact, Combine, Drop, Migrate"
+        if isinstance(action, Action):
+            reason = _refusal(action, known, segments, generation, taken)
+            if reason is None and isinstance(action, Drop) and not may_drop:
+                reason = "the policy does not claim the capability drops-messages, and live messages would be lost"
+            if reason is None:
+                taken.update(numbers_of(action))
+        yield action, reason
+
+
+def numbers_of(action: Action) -> tuple[int, ...]:
+    """Return the segments that an action names."""
+    return action.numbers if isinstance(action, Combine) else (action.number,)
+
+
+def _refusal(
+    action: Action, stats: Mapping[int, SegmentStats], segments: Mapping[int, Segment], generation: int, taken: set[int]
+) -> str | None:
+    numbers = numbers_of(action)
+    if isinstance(action, Combine) and not (isinstance(numbers, tuple) and len(numbers) == 2 and numbers[0] != numbers[1]):
+        return "it does not name two segments"
+    for number in numbers:
+        found = stats.get(number) if isinstance(number, int) else None
+        if found is None:
+            return f"there is no segment {number!r}"
+        if found.current:
+            return f"{found.file} is the one that new messages go to"
+        if found.quarantined:
+            return f"{found.file} is quarantined"
+        if number in taken:
+            return f"{found.file} is named by an earlier action"
+    if isinstance(action, Combine):
+        left, right = (stats[number] for number in numbers)
+        size = max(left.header_bytes, right.header_bytes) + left.live_bytes + right.live_bytes
+        if size > left.size_limit:
+            return f"{left.file} and {right.file} have {size} bytes together, and a segment at most {left.size_limit}"
+        return None
+    segment = segments[action.number]
+    if isinstance(action, Migrate) and segment.form.descriptor.generation >= generation:
+        return f"{segment.path.name} is not of an older format than the store's"
+    looked_at_before = isinstance(action, Compact) and segment.compacted_live_bytes == segment.live_bytes
+    return "" if looked_at_before else None  # and nothing has died since
 
 
 class GarbageCollector:
@@ -101,13 +149,11 @@ class GarbageCollector:
         Raises StoreClosed; StoreIOError after everything else is done, if a file operation failed.
         """
 
-        def plan(stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
-            if everything:
-                eligible = (s for s in stats if s.live_count and not (s.current or s.quarantined))
-                return [Compact(s.number) for s in eligible if s.garbage_bytes]
-            return self._planned(stats, segments)
+        def compact_all(stats: Sequence[SegmentStats], _: object) -> list[Action]:
+            eligible = (s for s in stats if s.live_count and not (s.current or s.quarantined))
+            return [Compact(s.number) for s in eligible if s.garbage_bytes]
 
-        return self._carry_out(plan, progress)
+        return self._carry_out(compact_all if everything else self._plan, progress)
 
     def migrate(self, progress: ProgressCallback | None = None) -> list[CollectionResult]:
         """Copy every segment of an older format into the store's format, whatever the policy plans. Raises as ``collect``."""
@@ -118,7 +164,7 @@ class GarbageCollector:
 
         return self._carry_out(plan, progress)
 
-    def _planned(self, stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
+    def _plan(self, stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
         """Return the actions of the policy that can be carried out; none if it raises: it must not end the collector."""
         try:
             actions: list[object] = list(self._policy.plan(stats, time.time()))
@@ -135,11 +181,7 @@ class GarbageCollector:
                 log.warning("the GC policy's %r is skipped: %s", action, reason)
         return good
 
-    def _carry_out(
-        self,
-        plan: Callable[[Sequence[SegmentStats], dict[int, Segment]], list[Action]],
-        progress: ProgressCallback | None,
-    ) -> list[CollectionResult]:
+    def _carry_out(self, plan: _Plan, progress: ProgressCallback | None) -> list[CollectionResult]:
         with self.gc_lock:
             self._lifecycle.check_open()
             with self._accounting.state_lock:
@@ -179,10 +221,9 @@ class GarbageCollector:
         else:
             if any(not result.size_after for result in done):
                 self._delete_empty()
-        seconds, store = time.perf_counter() - begin, self._segments.directory
+        seconds = time.perf_counter() - begin
         for result in done:
-            event = CollectionFinishedEvent(store=store, seconds=seconds, **attrs.asdict(result))
-            self._segments.telemetry.collected(event)
+            self._segments.telemetry.note(CollectionFinishedEvent, seconds=seconds, **attrs.asdict(result))
         return done
 
     def _collect(self, action: Action, pinned: Sequence[PinnedSegment]) -> list[CollectionResult]:
@@ -213,7 +254,8 @@ class GarbageCollector:
             released += len(ids)
         self._context.commit()
         log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)
-        self._segments.telemetry.dropped(segment.path.name, released, size, reason)
+        event = {"file": segment.path.name, "messages": released, "bytes": size, "reason": reason}
+        self._segments.telemetry.note(MessagesDroppedEvent, **event)
         return CollectionResult(segment.path.name, segment.size, 0, outcome="dropped", dropped=released)
 
     def _skip(self, error: InconsistentSegment) -> CollectionResult:

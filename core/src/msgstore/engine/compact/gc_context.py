@@ -22,9 +22,8 @@ from operator import eq, itemgetter
 
 import attrs
 
-from msgstore.contract import BrokenPlugin, Buffer, Columns, SegmentScan
+from msgstore.contract import BrokenPlugin, Buffer, Columns
 from msgstore.contract.events import CollectionOutcome
-from msgstore.engine.compact.compaction_plan import LiveRecords
 from msgstore.engine.segment.segment import Segment, damaged_index
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
@@ -104,6 +103,26 @@ def blamed(segment: Segment, form: OpenFormat, call: str) -> Iterator[None]:
 
 
 @attrs.define
+class LiveRecords:
+    """Live records of a segment, in order of their offsets. Columns, because a segment has up to about 200,000 records."""
+
+    ids: Sequence[bytes]
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def part(self, begin: int, end: int) -> LiveRecords:
+        """Return the records from position ``begin`` to ``end``."""
+        return LiveRecords(self.ids[begin:end], self.offsets[begin:end], self.sizes[begin:end])
+
+    def locations(self, number: int) -> list[int]:
+        """Return the packed locations in segment ``number``."""
+        return pack_locations(number, self.offsets, self.sizes)
+
+
+@attrs.define
 class PinnedSegment:
     """A segment while it is pinned."""
 
@@ -125,7 +144,11 @@ class PinnedSegment:
             raise InconsistentSegment(segment, f"its end is {scan.end.state} at offset {scan.end.offset}{reason}")
         for damage in scan.damage:
             raise InconsistentSegment(segment, f"it is damaged at offset {damage.offset} ({damage.reason})")
-        found = _with_duplicates(scan)
+        found = scan.records
+        if len(scan.duplicates):  # after an interrupted compaction the index may point to a later copy
+            found = Columns()
+            for row in sorted((*scan.records.rows(), *scan.duplicates.rows()), key=itemgetter(1)):
+                found.add(*row)
         ids = found.id_list()
         locations = pack_locations(segment.number, found.offsets, found.sizes)
         alive = list(map(eq, map(context.accounting.index.get, ids), locations))
@@ -146,16 +169,6 @@ class PinnedSegment:
         """Locations of the records that died since the pin. Guarded by the state lock."""
         assert self.segment.died_since_pin is not None
         return self.segment.died_since_pin
-
-
-def _with_duplicates(scan: SegmentScan) -> Columns:
-    """Return all records by offset: after an interrupted compaction the index may point to a later copy."""
-    if not len(scan.duplicates):
-        return scan.records
-    every = Columns()
-    for row in sorted((*scan.records.rows(), *scan.duplicates.rows()), key=itemgetter(1)):
-        every.add(*row)
-    return every
 
 
 @contextlib.contextmanager

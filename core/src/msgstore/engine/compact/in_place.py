@@ -24,12 +24,89 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from msgstore.contract import Buffer, CompactableFormat
 from msgstore.contract.formats import Write
-from msgstore.engine.compact.compaction_plan import CompactionPlan, LiveRecords, plan_moves
-from msgstore.engine.compact.gc_context import CollectionResult, GcContext, PinnedSegment, Relocation, blamed, relocate
-from msgstore.locations import pack_location
+from msgstore.engine.compact.gc_context import (
+    CollectionResult,
+    GcContext,
+    LiveRecords,
+    PinnedSegment,
+    Relocation,
+    blamed,
+    relocate,
+)
+from msgstore.locations import pack_locations
 from msgstore.scan.formats import scan_checked
+
+
+@attrs.define
+class MovePlan:
+    """Places of the records after a compaction. Pure data."""
+
+    places: list[int]
+    """New offset of each live record; its old one if it stays."""
+    gaps: list[tuple[int, int, list[int]]]
+    """(offset, size, positions of the live records that move into it, in order) of each gap before ``end``."""
+    end: int
+    """Size of the compacted segment."""
+
+
+def plan_moves(form: CompactableFormat, live: LiveRecords) -> MovePlan:
+    """Return the plan for all live records of a segment. Raises ValueError for an impossible result of ``gap_room``.
+
+    Records from the end of the segment move into the first gap with room, so that the tail becomes free. Best fit would fill
+    gaps near the end, where the cut is wanted.
+    """
+    begin, offsets, sizes = len(form.header), live.offsets, live.sizes
+    starts = [begin, *map(int.__add__, offsets, sizes)]
+    gaps: list[tuple[int, int, list[int]]] = [
+        (start, offset - start, []) for start, offset in zip(starts, offsets, strict=False) if offset > start
+    ]
+    rooms = [form.gap_room(offset, size) for offset, size, _ in gaps]
+    for (offset, size, _), room in zip(gaps, rooms, strict=True):
+        if not 0 <= room <= size:
+            raise ValueError(f"a gap of {size} bytes at offset {offset} has room for {room}")
+    places, end = list(offsets), begin  # of the moved records: the file is not truncated before it, so earlier records stay
+    tree, leaves = _tree_of_maxima(rooms)
+    staying = len(live)
+    while staying and offsets[staying - 1] >= end:
+        size = sizes[staying - 1]
+        gap = _take_first(tree, leaves, size)
+        if gap is None or gaps[gap][0] >= offsets[staying - 1]:
+            break
+        staying -= 1
+        gaps[gap][2].append(staying)
+        place_end = gaps[gap][0] + rooms[gap] - tree[leaves + gap]
+        places[staying], end = place_end - size, max(end, place_end)
+    if staying:
+        end = max(end, starts[staying])
+    return MovePlan(places, [gap for gap in gaps if gap[0] < end], end)
+
+
+def _tree_of_maxima(rooms: Sequence[int]) -> tuple[list[int], int]:
+    """Return a tree with its root at 1, those below ``n`` at ``2n`` and ``2n + 1``, and the position of the first leaf."""
+    leaves = 1 << max(len(rooms) - 1, 0).bit_length()
+    tree = [0] * leaves + [*rooms, *[0] * (leaves - len(rooms))]
+    for at in range(leaves - 1, 0, -1):
+        tree[at] = max(tree[2 * at], tree[2 * at + 1])
+    return tree, leaves
+
+
+def _take_first(tree: list[int], leaves: int, size: int) -> int | None:
+    """Take ``size`` bytes of the first room that has them. Return its number. Some 15 steps."""
+    if tree[1] < size:
+        return None
+    at = 1
+    while at < leaves:
+        at = 2 * at if tree[2 * at] >= size else 2 * at + 1
+    first = at - leaves
+    tree[at] -= size
+    while at > 1:
+        at //= 2
+        tree[at] = max(tree[2 * at], tree[2 * at + 1])
+    return first
 
 
 def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult:
@@ -40,30 +117,24 @@ def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionRes
     with segments.errors(segment), segments.files.view(segment.path) as data:
         live = source.live(context, data)
         with blamed(segment, segment.form, "gap_room"):
-            todo = plan_moves(form, live)
-        moves = dict(todo.moves(live.sizes))
-        if todo.end >= before and not moves:
+            plan = plan_moves(form, live)
+        moves = [at for at, place in enumerate(plan.places) if place != live.offsets[at]]
+        if plan.end >= before and not moves:
             segment.compacted_live_bytes = sum(live.sizes)
             return CollectionResult(segment.path.name, before, before, outcome="none")
-        places = [moves.get(position, offset) for position, offset in enumerate(live.offsets)]
         with blamed(segment, segment.form, "fill_gap"):
-            steps = _rehearse(form, todo, live, data, places)
-    number, sizes = segment.number, live.sizes
-    moved = Relocation(
-        source,
-        segment,
-        [live.ids[at] for at in moves],
-        [pack_location(number, live.offsets[at], sizes[at]) for at in moves],
-        [pack_location(number, target, sizes[at]) for at, target in moves.items()],
-    )
-    _rewrite(context, moved, steps, todo.end)
-    segments.hints.rewrite(segment, live.ids, places, sizes)
+            steps = _rehearse(form, plan, live, data)
+    ids, sizes = [live.ids[at] for at in moves], [live.sizes[at] for at in moves]
+    old = pack_locations(segment.number, [live.offsets[at] for at in moves], sizes)
+    new = pack_locations(segment.number, [plan.places[at] for at in moves], sizes)
+    _rewrite(context, Relocation(source, segment, ids, old, new), steps, plan.end)
+    segments.hints.rewrite(segment, live.ids, plan.places, live.sizes)
     with context.accounting.state_lock:
         context.accounting.mark_dirty(segment)
     context.commit()
-    segment.compacted_live_bytes = sum(sizes)
+    segment.compacted_live_bytes = sum(live.sizes)
     written = sum(len(chunk) for writes in steps for _, chunk in writes)
-    return CollectionResult(segment.path.name, before, segment.size, len(moves), sum(sizes[at] for at in moves), written)
+    return CollectionResult(segment.path.name, before, segment.size, len(moves), sum(sizes), written)
 
 
 def _rewrite(context: GcContext, moved: Relocation, steps: Sequence[list[Write]], end: int) -> None:
@@ -103,9 +174,7 @@ def _rewrite(context: GcContext, moved: Relocation, steps: Sequence[list[Write]]
             _, segment.sealed_mtime_ns = files.set_mtime(segment.path, time)
 
 
-def _rehearse(
-    form: CompactableFormat, todo: CompactionPlan, live: LiveRecords, data: Buffer, places: Sequence[int]
-) -> list[list[Write]]:
+def _rehearse(form: CompactableFormat, plan: MovePlan, live: LiveRecords, data: Buffer) -> list[list[Write]]:
     """Return the writes of all gaps by step, after a rehearsal in memory, which takes the size of the compacted segment.
 
     Raises ValueError for a write outside of its gap, or unless the result is a segment with a record at each place, and the
@@ -114,27 +183,26 @@ def _rehearse(
     steps: list[list[Write]] = [[], [], []]
     image: list[bytes | bytearray] = []
     done = 0
-    for gap in todo.gaps:
-        records = [data[live.offsets[at] : live.offsets[at] + live.sizes[at]] for at in gap.moved]
-        fill = form.fill_gap(gap.offset, gap.size, records)
-        image.append(data[done : gap.offset])
-        done = gap.offset + gap.size
-        filled = bytearray(data[gap.offset : done])
+    for begin, size, moved in plan.gaps:
+        records = [data[live.offsets[at] : live.offsets[at] + live.sizes[at]] for at in moved]
+        fill = form.fill_gap(begin, size, records)
+        image.append(data[done:begin])
+        done = begin + size
+        filled = bytearray(data[begin:done])
         for step, writes in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
             for offset, chunk in writes:
-                if offset < gap.offset or offset + len(chunk) > done:
-                    where = f"at offset {offset}, outside of the gap at {gap.offset}"
-                    raise ValueError(f"{len(chunk)} bytes would be written {where}")
-                filled[offset - gap.offset : offset - gap.offset + len(chunk)] = chunk
+                if offset < begin or offset + len(chunk) > done:
+                    raise ValueError(f"{len(chunk)} bytes would be written at offset {offset}, outside of the gap at {begin}")
+                filled[offset - begin : offset - begin + len(chunk)] = chunk
             step += writes
         if not filled.startswith(b"".join(records)):
-            raise ValueError(f"the gap at offset {gap.offset} would not hold the records that move into it")
+            raise ValueError(f"the gap at offset {begin} would not hold the records that move into it")
         image.append(filled)
-    image.append(data[done : todo.end])
-    scan = scan_checked(form, b"".join(image)[: todo.end])
+    image.append(data[done : plan.end])
+    scan = scan_checked(form, b"".join(image)[: plan.end])
     if scan.end.state != "clean" or scan.damage:
         raise ValueError(f"the segment would be damaged at offset {scan.damage[0].offset if scan.damage else scan.end.offset}")
-    missing = set(places).difference(scan.records.offsets, scan.duplicates.offsets)
+    missing = set(plan.places).difference(scan.records.offsets, scan.duplicates.offsets)
     if missing:
         raise ValueError(f"{len(missing)} live records would not be found, one of them at offset {min(missing)}")
     return steps

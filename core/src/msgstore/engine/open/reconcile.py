@@ -19,7 +19,6 @@ Nothing is committed here: a failed opening leaves the index on disk as it was. 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator, Mapping
 
 import attrs
@@ -29,8 +28,6 @@ from msgstore.engine.open.recovery_plan import LostSegment, RecoveryPlan, Recove
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.state.checkpoint import Row
 from msgstore.locations import pack_location, unpack_location
-
-log = logging.getLogger("msgstore.recovery")
 
 _LINES = 20_000
 """Lines of a file of counts that are written at once."""
@@ -75,15 +72,21 @@ def reconcile(run: RecoveryRun, plan: RecoveryPlan, refusal: str | None) -> None
     if run.keeps_copy and (gone or entered):
         recovery.copy = save_counts(run)
     copies = _find_copies(run, gone)
-    _replace(index, gone, copies, entered)
+    index.enter(list(gone), itertools.repeat(0, len(gone)))  # with one reference each, and that is released
+    index.release(list(gone))
+    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
+    index.enter(list(entered), entered.values())
     run.count_live()
+    for changed in read.values():
+        recovery.garbage += len(changed.sizes) - changed.segment.live_count
+        missing = sum(msg_id not in copies for msg_id in changed.gone)
+        if missing and changed.row is not None and not changed.agrees and not changed.is_shortened:
+            name, size = changed.segment.path.name, changed.segment.size
+            recovery.lost.append(LostSegment(name, size, changed.row.size, missing))
     recovery.missing = len(gone) - len(copies)
     recovery.first_missing = next((msg_id for msg_id in gone if msg_id not in copies), None)
-    recovery.lost += _find_replaced(read, copies)
-    recovery.kept = before - len(gone) + len(copies)
+    recovery.kept = before - recovery.missing
     recovery.entered = len(copies) + len(entered)
-    recovery.garbage = sum(len(changed.sizes) - changed.segment.live_count for changed in read.values())
-    report_distrust(run)
 
 
 def _read_changed(run: RecoveryRun, plan: RecoveryPlan, *, is_fitting: bool) -> dict[int, _Changed]:
@@ -95,13 +98,11 @@ def _read_changed(run: RecoveryRun, plan: RecoveryPlan, *, is_fitting: bool) -> 
             continue
         row = plan.rows.get(segment.path.name)
         segment.quarantined = row is not None and row.quarantined
-        is_as_saved = (
-            row is not None and not row.compacting and (segment.size, segment.sealed_mtime_ns) == (row.size, row.mtime_ns)
-        )
-        if row is not None and is_as_saved and not plan.is_damaged:
-            segment.appendable = row.appendable
-        else:
+        now = segment.size, segment.sealed_mtime_ns
+        if row is None or plan.is_damaged or row.compacting or now != (row.size, row.mtime_ns):
             todo.append(segment)
+        else:
+            segment.appendable = row.appendable
     read = {}
     for segment in run.metered(todo):
         row = plan.rows.get(segment.path.name)
@@ -163,33 +164,11 @@ def _find_copies(run: RecoveryRun, wanted: Mapping[bytes, int]) -> dict[bytes, i
     segments, scanned = run.segments, run.recovery.scanned
     for segment in run.metered(segments if wanted else ()):
         with segments.errors(segment), segments.files.view(segment.path) as data:
-            scan = segment.form.scan(data)
-        found: dict[bytes, int] = {}
-        for msg_id, offset, size in places(scan):
-            if msg_id in wanted:
-                found.setdefault(msg_id, pack_location(segment.number, offset, size))
-        copies |= found
+            found = list(places(segment.form.scan(data)))
+        copies |= {i: pack_location(segment.number, at, size) for i, at, size in reversed(found) if i in wanted}
         if segment.path.name not in scanned:
             scanned.append(segment.path.name)
     return copies
-
-
-def _replace(index: Index, gone: Mapping[bytes, int], copies: Mapping[bytes, int], entered: Mapping[bytes, int]) -> None:
-    """Remove entries of ``gone`` records, or point them to copies. Enter the others."""
-    index.enter(list(gone), itertools.repeat(0, len(gone)))  # with one reference each, and that is released
-    index.release(list(gone))
-    index.enter(list(copies), copies.values(), [gone[msg_id] for msg_id in copies])
-    index.enter(list(entered), entered.values())
-
-
-def _find_replaced(read: Mapping[int, _Changed], copies: Mapping[bytes, int]) -> list[LostSegment]:
-    """Segments of the saved size or above that do not hold what the index has in them, and that no other segment holds."""
-    lost = []
-    for changed in read.values():
-        gone = sum(msg_id not in copies for msg_id in changed.gone)
-        if gone and changed.row is not None and not changed.agrees and not changed.is_shortened:
-            lost.append(LostSegment(changed.segment.path.name, changed.segment.size, changed.row.size, gone))
-    return lost
 
 
 def save_counts(run: RecoveryRun) -> str:
@@ -206,14 +185,3 @@ def _lines(index: Index) -> Iterator[bytes]:
     items = index.items()
     while some := list(itertools.islice(items, _LINES)):
         yield "".join(f"{msg_id.hex()},{references}\n" for msg_id, _, references in some).encode()
-
-
-def report_distrust(run: RecoveryRun) -> None:
-    """Log why the saved counts were not taken as they were, and what became of them."""
-    recovery, directory = run.recovery, run.segments.directory
-    where = "" if recovery.copy is None else f" The counts of before are in {directory / recovery.copy}."
-    log.warning(
-        "%s: the saved counts do not fit the directory: %s. %d messages keep their counts, %d are missing, %d may have "
-        "been removed and are live again, %d records were entered.%s",
-        directory, recovery.distrust, recovery.kept, recovery.missing, recovery.revived, recovery.entered, where,
-    )  # fmt: skip

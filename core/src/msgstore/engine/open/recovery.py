@@ -17,14 +17,8 @@ from msgstore.contract import RESCUED_KEY, Columns, Index, IndexContext, PluginE
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import of_index
 from msgstore.engine.open.broker_counts import Found, read_broker_counts
-from msgstore.engine.open.reconcile import reconcile, report_distrust, save_counts
-from msgstore.engine.open.recovery_plan import (
-    Recovery,
-    RecoveryPlan,
-    RecoveryRun,
-    compare_with_index,
-    places,
-)
+from msgstore.engine.open.reconcile import reconcile, save_counts
+from msgstore.engine.open.recovery_plan import Recovery, RecoveryPlan, RecoveryRun, compare_with_index, places
 from msgstore.engine.segment.segment import Segment
 from msgstore.locations import pack_location, pack_locations, unpack_location
 from msgstore.plugins.catalogue import Catalogue
@@ -62,21 +56,32 @@ def recover_index(
     elif plan.rows and run.counts is None and not is_foreign:
         reconcile(run, plan, refusal)
     else:
-        known = run.counts
-        if known is None:
-            has_rescued = RESCUED_KEY in state and not is_foreign
-            known = {msg_id: count for msg_id, _, count in index.items() if count > 1} if has_rescued else {}
+        has_rescued = run.counts is None and RESCUED_KEY in state and not is_foreign
+        rescued = {msg_id: count for msg_id, _, count in index.items() if count > 1} if has_rescued else {}
         why = refusal or "segments are missing or shortened, and counts were given"
-        _rebuild(run, RecoveryPlan() if is_other else plan, why, known)
+        _rebuild(run, RecoveryPlan() if is_other else plan, why, rescued if run.counts is None else run.counts)
     if not segments.by_number:
         index.clear()
         if not recovery.missing and recovery.distrust is None:
             recovery.how = "new"
+    _report(run)
+    return recovery
+
+
+def _report(run: RecoveryRun) -> None:
+    """Log why the saved counts were not taken as they were, what became of them, and which segments are lost."""
+    recovery, directory = run.recovery, run.segments.directory
+    if recovery.distrust is not None:
+        where = "" if recovery.copy is None else f" The counts of before are in {directory / recovery.copy}."
+        log.warning(
+            "%s: the saved counts do not fit the directory: %s. %d messages keep their counts, %d are missing, %d may have "
+            "been removed and are live again, %d records were entered.%s",
+            directory, recovery.distrust, recovery.kept, recovery.missing, recovery.revived, recovery.entered, where,
+        )  # fmt: skip
     for lost in recovery.lost:
         recovery.damaged.append(f"{lost.file}: {lost}")
-        segments.telemetry.damage(lost.file, lost.found, lost.reason)
-        log.warning("%s: %s", segments.directory / lost.file, lost)
-    return recovery
+        run.segments.telemetry.damage(lost.file, lost.found, lost.reason)
+        log.warning("%s: %s", directory / lost.file, lost)
 
 
 def _take_over(run: RecoveryRun, name: str, config: StoreConfig, catalogue: Catalogue) -> Mapping[bytes, bytes]:
@@ -156,12 +161,11 @@ def _rebuild(run: RecoveryRun, plan: RecoveryPlan, why: str, counts: Mapping[byt
         if before and run.keeps_copy:
             recovery.copy = save_counts(run)
     index.clear()
-    default = 0 if is_given else 1
+    default = 0 if is_given or broker else 1
     found: Iterable[Found] = _read_all(run)
     if broker is not None:
         found = everything = list(found)
         recovery.counts, counts = broker.decide(everything)
-        default = 0
     counts = {msg_id: count for msg_id, count in counts.items() if count > 0}
     records = 0
     for segment, scan in found:
@@ -173,25 +177,23 @@ def _rebuild(run: RecoveryRun, plan: RecoveryPlan, why: str, counts: Mapping[byt
         run.count_live()  # there are copies
     recovery.entered = len(index)
     recovery.garbage = records - recovery.entered
-    if not default and len(counts) > recovery.entered:
-        recovery.missing = len(counts) - recovery.entered
+    named = recovery.entered if not default else sum(index.get(msg_id) is not None for msg_id in counts)
+    if not default and named < len(counts):
+        recovery.missing = len(counts) - named
         recovery.first_missing = next(msg_id for msg_id in counts if index.get(msg_id) is None)
         log.warning("%s: %d ids with references have no record", segments.directory, recovery.missing)
         for segment in segments:  # they may stand behind what looks like a write that was cut off
             segment.quarantined |= segment.torn
     elif default and counts:
-        kept = sum(index.get(msg_id) is not None for msg_id in counts)
         what = "%s: %d of %d messages have the counts that were read from the damaged index; every other one has one reference"
-        log.warning(what, segments.directory, kept, recovery.entered)
+        log.warning(what, segments.directory, named, recovery.entered)
     if recovery.counts == "msg_store_index.ets":
         recovery.distrust = None  # exact: nothing dead comes back
-    elif plan.rows:
-        if not is_given:
-            sizes = {segment.number: row.size for segment in segments if (row := plan.rows.get(segment.path.name))}
-            for msg_id, location, _ in index.items():
-                number, offset, _ = unpack_location(location)
-                recovery.revived += offset < sizes.get(number, 0) and msg_id not in before
-        report_distrust(run)
+    elif plan.rows and not is_given:
+        sizes = {segment.number: row.size for segment in segments if (row := plan.rows.get(segment.path.name))}
+        for msg_id, location, _ in index.items():
+            number, offset, _ = unpack_location(location)
+            recovery.revived += offset < sizes.get(number, 0) and msg_id not in before
 
 
 def _read_all(run: RecoveryRun) -> Iterator[Found]:
@@ -202,12 +204,12 @@ def _read_all(run: RecoveryRun) -> Iterator[Found]:
         if hint is not None:
             run.recovery.hinted.append(segment.path.name)
             segment.appendable = True
-            yield segment, SegmentScan(records=hint)
+            scan = SegmentScan(records=hint)
         else:
             scan = run.scan(segment)
             if segment.appendable and not scan.duplicates and segment.number != newest:
                 hints.found(segment, (scan.records.ids, scan.records.offsets, scan.records.sizes))
-            yield segment, scan
+        yield segment, scan
 
 
 def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes, int], default: int) -> None:
@@ -224,11 +226,8 @@ def _enter(index: Index, segment: Segment, found: Columns, counts: Mapping[bytes
     segment.live_count, segment.live_bytes = len(ids), sum(sizes)
     before = len(index)
     index.enter(ids, locations, references)
-    if len(index) - before < len(ids):
-        first = dict(zip(reversed(ids), reversed(locations), strict=True))
-        if len(first) < len(ids):
-            again = None if references is None else [counts.get(msg_id, default) for msg_id in first]
-            index.enter(list(first), first.values(), again)
+    if len(index) - before < len(ids) and len(first := dict(zip(reversed(ids), reversed(locations), strict=True))) < len(ids):
+        index.enter(list(first), first.values(), [counts.get(msg_id, default) for msg_id in first])  # a hint has copies
 
 
 def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
@@ -238,7 +237,7 @@ def sum_counts(refcounts: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
         if not isinstance(msg_id, bytes) or len(msg_id) != 16 or not isinstance(count, int):
             raise ValueError(f"refcounts: ({msg_id!r}, {count!r}) is not a 16-byte id and an integer")
         counts[msg_id] = counts.get(msg_id, 0) + count
-    if max(counts.values(), default=0) > MAX_REFERENCES:
-        msg_id, count = next(pair for pair in counts.items() if pair[1] > MAX_REFERENCES)
+    msg_id, count = max(counts.items(), key=lambda pair: pair[1], default=(b"", 0))
+    if count > MAX_REFERENCES:
         raise ValueError(f"refcounts: {msg_id.hex()} has {count} references; at most {MAX_REFERENCES} are counted")
     return counts

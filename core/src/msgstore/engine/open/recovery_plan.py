@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 import attrs
@@ -62,9 +63,8 @@ class LostSegment:
         return "missing" if self.found is None else "shortened" if self.found < self.size else "replaced"
 
     def __str__(self) -> str:
-        if self.found is not None and self.found >= self.size:
-            return f"is not the file that it was; {self.messages} live messages that the index has in it are not there"
-        what = "is missing" if self.found is None else f"has {self.found} of {self.size} bytes"
+        shortened = f"has {self.found} of {self.size} bytes"
+        what = {"missing": "is missing", "shortened": shortened, "replaced": "is not the file that it was"}[self.reason]
         return f"{what}; the index has {self.messages} live messages in it"
 
 
@@ -117,18 +117,18 @@ class Recovery:
 class RecoveryPlan:
     """Work that is needed before an index can be used, or the reason why it cannot be used."""
 
-    tails: list[tuple[Segment, int]] = attrs.field(factory=list)
-    """Segments to read from an offset on."""
-    verify: list[Segment] = attrs.field(factory=list)
-    """Segments whose modification time has changed, but not their size: to compare with the index."""
-    lost: list[LostSegment] = attrs.field(factory=list)
-    """Segments of which there is less than the index knows."""
     refusal: str | None = None
     """Why the index cannot be trusted, if it cannot."""
     rows: Mapping[str, Row] = attrs.field(factory=dict)
     """Row of each segment in the saved state; empty if the state is damaged."""
     is_damaged: bool = False
     """True if any entry may be wrong, whatever the rows say."""
+    tails: list[tuple[Segment, int]] = attrs.field(factory=list)
+    """Segments to read from an offset on."""
+    verify: list[Segment] = attrs.field(factory=list)
+    """Segments whose modification time has changed, but not their size: to compare with the index."""
+    lost: list[LostSegment] = attrs.field(factory=list)
+    """Segments of which there is less than the index knows."""
 
 
 def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdown_files: ShutdownFiles) -> RecoveryPlan:
@@ -139,22 +139,20 @@ def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdow
     hidden, records may have been appended (:mod:`msgstore.engine.open.clean_shutdown`).
     """
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
-        return RecoveryPlan(refusal="none was saved, or it is not complete, or of another version")
-    saved = state.get(checkpoint.CLEAN_KEY)
-    fits = shutdown_files.clean is None if saved is None else saved in (shutdown_files.clean, shutdown_files.pending)
+        return RecoveryPlan("none was saved, or it is not complete, or of another version")
     try:
         rows = checkpoint.rows(state)
     except ValueError as error:
-        return RecoveryPlan(refusal=str(error))
+        return RecoveryPlan(str(error))
+    saved = state.get(checkpoint.CLEAN_KEY)
     if shutdown_files.foreign:
-        return RecoveryPlan(refusal="RabbitMQ has saved one of its own since", rows=rows)
+        return RecoveryPlan("RabbitMQ has saved one of its own since", rows)
     if RESCUED_KEY in state:
-        return RecoveryPlan(refusal="it is damaged, and each entry is compared with its record", rows=rows, is_damaged=True)
-    if not fits:
-        return RecoveryPlan(refusal="clean.dot is not the one that was left with it: damage, or another program", rows=rows)
-    plan = RecoveryPlan(rows=rows)
-    refusals = []
-    hidden = saved is not None and shutdown_files.clean is None
+        return RecoveryPlan("it is damaged, and each entry is compared with its record", rows, is_damaged=True)
+    if not (shutdown_files.clean is None if saved is None else saved in (shutdown_files.clean, shutdown_files.pending)):
+        return RecoveryPlan("clean.dot is not the one that was left with it: damage, or another program", rows)
+    plan, refusals = RecoveryPlan(rows=rows), []
+    is_hidden = saved is not None and shutdown_files.clean is None
     newest = max((segment.number for segment in segments if segment.path.name in rows), default=-1)
     names = {segment.path.name: segment for segment in segments}
     for name, row in rows.items():
@@ -165,20 +163,19 @@ def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdow
             continue
         segment.live_count, segment.live_bytes = row.live_count, row.live_bytes
         segment.appendable, segment.quarantined = row.appendable, row.quarantined
-        may_have_grown = hidden and segment.number == newest and row.appendable and segment.size > row.size
+        has_grown = segment.size > row.size
         if row.compacting:
             plan.verify.append(segment)
-            if segment.size > row.size:
-                refusals.append(f"{name} has grown while it was compacted")
+            refusals += [f"{name} has grown while it was compacted"] * has_grown
         elif segment.size < row.size:
             plan.lost.append(LostSegment(name, segment.size, row.size, row.live_count))
-        elif row.mtime_ns is None or may_have_grown:
+        elif row.mtime_ns is None or (has_grown and is_hidden and segment.number == newest and row.appendable):
             plan.tails.append((segment, row.size))
-        elif segment.size > row.size:
+        elif has_grown:
             refusals.append(f"{name} has grown since it was sealed")
         elif segment.sealed_mtime_ns != row.mtime_ns:
             plan.verify.append(segment)
-    is_closed = saved is not None and not hidden
+    is_closed = saved is not None and not is_hidden
     refusals += [f"{name} is new" for name, segment in names.items() if is_closed or segment.number < newest]
     plan.tails.extend((segment, 0) for segment in names.values())
     return attrs.evolve(plan, refusal="; ".join(refusals[:5]) or None)
@@ -220,18 +217,18 @@ class RecoveryRun:
             with segment.form.attribute_errors("find_chain"):
                 behind = None if end.state == "clean" else segment.form.format.find_chain(data, end.offset + 1, CHAIN)
             segment.size = len(data)
-        recovery.scanned.append(segment.path.name)
         if segment.size >= LIMIT:
-            raise StoreError(f"{segment.path}: has {segment.size} bytes; segments of 1 TiB and more are not supported")
+            raise too_large(segment.path, segment.size)
+        recovery.scanned.append(segment.path.name)
         segment.quarantined |= end.state == "corrupt" or bool(scan.damage) or behind is not None
         segment.torn = end.state == "torn"
         segment.appendable = end.state == "clean" and not segment.quarantined and scan.header in (None, "ok")
         spots = [(damage.offset, damage.reason) for damage in scan.damage]
         if end.state != "clean":
             spots.append((end.offset, end.reason or end.state))
-        becomes = (
-            "the segment is kept as it is" if segment.quarantined else "a write was cut off; what stands before it is whole"
-        )
+        becomes = "the segment is kept as it is"
+        if not segment.quarantined:
+            becomes = "a write was cut off; what stands before it is whole"
         for offset, reason in spots:
             recovery.damaged.append(f"{segment.path.name} at offset {offset}: {reason}")
             log.warning("%s at offset %d: %s: %s", segment.path, offset, reason, becomes)
@@ -252,3 +249,7 @@ class RecoveryRun:
 def places(scan: SegmentScan) -> Iterator[tuple[bytes, int, int]]:
     """Return (id, offset, size) of each record, copies included."""
     return ((i, offset, size) for i, offset, size, _ in chain(scan.records.rows(), scan.duplicates.rows()))
+
+
+def too_large(path: Path, size: int) -> StoreError:
+    return StoreError(f"{path}: has {size} bytes; segments of 1 TiB and more are not supported")

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 
 import attrs
 
 from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreMismatch
-from msgstore.directory import (
-    Settings,
-    are_saved,
-    check_writable,
-    find_segments,
-    known_settings,
-    write_settings,
-)
+from msgstore.contract.events import RecoveryFinishedEvent
+from msgstore.directory import Settings, are_saved, check_writable, find_segments, known_settings, write_settings
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events import Telemetry
 from msgstore.engine.open.adoption import admit
 from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.recovery import recover_index, sum_counts
-from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, RecoveryRun
+from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, RecoveryRun, too_large
 from msgstore.engine.segment.segment import Segment, remove_leftovers
 from msgstore.engine.segment.segments import Segments, Sync
 from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
@@ -66,15 +59,15 @@ def open_directory(
 ) -> OpenDirectory:
     """Open a directory for a store. ``live``: the index follows the commits of other processes.
 
-    If it fails, the directory is as it was, or better: reference counts survive. Raises as ``open_store``.
+    If it fails, the directory is as it was, or better: reference counts survive. Raises OSError, and as ``open_store``.
     """
     directory = config.path
     counts = None if refcounts is None else sum_counts(refcounts)
-    with _open_errors(directory), ExitStack() as undo:
+    with ExitStack() as undo:
         if not read_only:  # a mistake that can be refused without the lock changes nothing
             _look(config, catalogue, files, read_only=False)
         telemetry = Telemetry(directory, catalogue.observers)
-        undo.callback(telemetry.failed_to_open)  # last, when nothing is held any more
+        undo.callback(telemetry.stop)  # last, when nothing is held any more
         lock, lock_text = None, None
         if read_only:
             if not directory.is_dir():
@@ -96,10 +89,11 @@ def open_directory(
         with of_index(config.index.name, config, catalogue, "load its entries in"):
             state = index.load() or {}
         begin = time.perf_counter()
-        last_index = config.index.name if remembered is None else remembered.index
         run = RecoveryRun(segments, index, shutdown_files, counts, progress, keeps_copy=not read_only)
-        recovery = recover_index(run, config, catalogue, state, last_index)
-        telemetry.recovered(attrs.asdict(recovery), time.perf_counter() - begin)
+        recovery = recover_index(run, config, catalogue, state, remembered.index if remembered else config.index.name)
+        seconds = time.perf_counter() - begin
+        if recovery.how != "new" and (recovery.how != "trust" or recovery.scanned):
+            telemetry.note(RecoveryFinishedEvent, recovery=attrs.asdict(recovery), seconds=seconds)
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
         if lock is not None:
@@ -107,15 +101,6 @@ def open_directory(
             lock.opened()
         undo.pop_all()
         return opened
-
-
-@contextmanager
-def _open_errors(directory: Path) -> Iterator[None]:
-    """Convert OSError to StoreError."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{error.filename or directory}: the store cannot be opened: {error.strerror or error}") from error
 
 
 def _begin_writing(
@@ -128,7 +113,12 @@ def _begin_writing(
     """Continue the newest segment, retire the last clean shutdown if the recovery changed anything, and save the settings."""
     config, backends, accounting, recovery = opened.config, opened.backends, opened.accounting, opened.recovery
     segments = accounting.segments
-    _resume(config, backends, segments)
+    newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
+    if newest is not None and can_resume(newest, backends.write_format.name, config.file_size_limit):
+        with segments.errors(newest):
+            _, links = segments.files.identity_and_links(newest.path)
+        if links == 1:  # a copy of the directory (``cp -al``) has the same file otherwise, and may have a writer
+            segments.resume(newest)
     for segment in segments:
         if segment.live_count == 0 and recovery.how != "rebuild" and not recovery.lost:
             accounting.queue_deletion(segment)  # a crash came between the commit and the deletion
@@ -142,7 +132,9 @@ def _begin_writing(
         marker.retire(accounting)
         with of_index(config.index.name, config, catalogue, "take the first changes in"):
             accounting.commit(marker.state)
-    settings = _settings(backends, segments)
+    forms = {segment.form.name: segment.form.descriptor for segment in segments}
+    providers = backends.formats.catalogue.third_party_providers([("format", forms[name]) for name in sorted(forms)])
+    settings = attrs.evolve(backends.settings, distributions=providers | backends.settings.distributions)
     if not are_saved(segments.files, config.path, settings):
         write_settings(segments.files, config.path, settings)
     if accounting.marker is None:
@@ -168,7 +160,7 @@ def _look(
     directory = config.path
     remembered = known_settings(files, directory, warns=read_only or lock is not None)
     backends = resolve(config, catalogue, remembered)
-    formats = backends.formats
+    formats, ours = backends.formats, backends.write_format.descriptor
     sync: Sync = "never" if config.durability == "os" else "each write" if config.durability == "fsync" else "later"
     segments = Segments(directory, files, formats, sync=sync)
     segments.erase = config.erase
@@ -181,10 +173,9 @@ def _look(
     everything = find_segments(files, directory, formats.extensions, formats.leftovers)
     if not read_only:
         check_writable(files, directory, everything, formats.extensions, formats.leftovers)
-    ours = backends.write_format.descriptor
     for found in everything:
         if found.size >= LIMIT:  # before anything is read: the file may be sparse
-            raise StoreError(f"{found.path}: has {found.size} bytes; segments of 1 TiB and more are not supported")
+            raise too_large(found.path, found.size)
         theirs = segments.add_found(found).form.descriptor
         if theirs.generation > ours.generation and not read_only:
             raise StoreMismatch(
@@ -200,39 +191,27 @@ def _look(
         config = admit(config, catalogue, backends, remembered, segments)
         backends = resolve(config, catalogue, remembered)
     if read_only and segments.by_number:
-        warn_of_codec(config, remembered)
+        _warn_of_codec(config, remembered)
     return config, backends, segments, remembered
 
 
-def warn_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
+def look_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> OpenDirectory:
+    """Return the state of a store beside its writer. Segments and index belong to the writer: nothing is scanned or loaded."""
+    remembered = known_settings(files, config.path)
+    backends = resolve(config, catalogue, remembered)
+    backends.formats.check_all_read(config.path, files.list(config.path), remembered)
+    _warn_of_codec(config, remembered)
+    segments = Segments(config.path, files, backends.formats)
+    index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
+    accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
+    return OpenDirectory(config, backends, accounting, Recovery("live"), set(), None)
+
+
+def _warn_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
     """Log that bodies are read by another codec than they were stored by."""
     if remembered and config.body.named and remembered.body != config.body.name:
-        log.warning(
-            "%s: was last opened with the body codec %r, and now with %r; stored bodies stay as they are",
-            config.path,
-            remembered.body,
-            config.body.name,
-        )
-
-
-def _settings(backends: Backends, segments: Segments) -> Settings:
-    """Return the settings to remember: distributions of third-party formats as long as there are segments of them."""
-    found = {segment.form.name: segment.form.descriptor for segment in segments.by_number.values()}
-    formats = [("format", found[name]) for name in sorted(found)]
-    providers = backends.formats.catalogue.third_party_providers(formats)
-    return attrs.evolve(backends.settings, distributions=providers | backends.settings.distributions)
-
-
-def _resume(config: StoreConfig, backends: Backends, segments: Segments) -> None:
-    """Continue the newest segment if it has room and a clean end. One with several hard links is not continued: a copy of the
-    directory (``cp -al``) has the same file, and may have a writer."""
-    newest = segments.by_number[max(segments.by_number)] if segments.by_number else None
-    if newest is None or not can_resume(newest, backends.write_format.name, config.file_size_limit):
-        return
-    with segments.errors(newest):
-        _, links = segments.files.identity_and_links(newest.path)
-    if links == 1:
-        segments.resume(newest)
+        what = "%s: was last opened with the body codec %r, and now with %r; stored bodies stay as they are"
+        log.warning(what, config.path, remembered.body, config.body.name)
 
 
 def can_resume(newest: Segment, format_name: str, size_limit: int) -> bool:

@@ -200,16 +200,16 @@ class Reader:
         for run in coalesce_reads(sorted(located)):
             number, start, _ = unpack_location(run[0][0])
             _, last, size = unpack_location(run[-1][0])
-            fetched = fetch(number, start, last + size - start)
-            if fetched is None:
+            length = last + size - start
+            fetched = fetch(number, start, length)
+            if fetched is None or len(fetched[1]) != length:
                 continue
             decode, data = fetched
-            for location, msg_id in run:
-                begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
-                if begin + size <= len(data):
-                    with suppress(RecordError):
-                        stored = decode(msg_id, data[begin : begin + size])
-                        found[msg_id] = stored if plain else decode_body(msg_id, stored)
+            with suppress(RecordError):  # the rest of the run is read one by one
+                for location, msg_id in run:
+                    begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
+                    stored = decode(msg_id, data[begin : begin + size])
+                    found[msg_id] = stored if plain else decode_body(msg_id, stored)
         return located
 
     def _unlocked_fetch(self) -> Fetch:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from msgstore.contract import StoreIOError
+from msgstore.contract.events import SegmentRolledEvent
 from msgstore.directory import ERASE_SUFFIX, SegmentFile
 from msgstore.engine.events import Telemetry
 from msgstore.engine.segment.hints import Hints
@@ -114,7 +115,7 @@ class Segments:
         segment.size, segment.appendable = len(form.format.header), True
         self._current_fd, self._current_identity = fd, identity
         self.by_number[self.reserve()] = self.current = segment
-        self.telemetry.rolled(segment.path.name, form.name)
+        self.telemetry.note(SegmentRolledEvent, file=segment.path.name, format=form.name)
         return segment
 
     def resume(self, segment: Segment) -> None:

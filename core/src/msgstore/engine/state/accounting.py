@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgstore.contract import Index
+from msgstore.contract.events import SegmentDeletedEvent
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
@@ -265,7 +266,7 @@ class LiveAccounting:
             with self.state_lock:
                 self._empty.update(waiting)
             for segment in deleted:
-                self.segments.telemetry.segment_deleted(segment.path.name, segment.size)
+                self.segments.telemetry.note(SegmentDeletedEvent, file=segment.path.name, size=segment.size)
         if self._deleted:
             if self.segments.pending_erase:
                 self.request_gc()

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
 from queue import Empty, SimpleQueue
 from threading import get_ident
 
@@ -33,6 +32,68 @@ MAX_BATCH = 4096
 """Messages of one batch."""
 
 
+_RETRY_SECONDS = 5.0
+"""Time that a thread waits for the run of another thread before it asks for one of its own."""
+
+
+class _Run:
+    """One execution of the work."""
+
+    def __init__(self) -> None:
+        self.waiting: list[threading.Lock] = []
+        """A lock for each thread that waits for the run. The run releases them at its end."""
+        self.is_successful = False
+
+
+class GroupCommit:
+    """Runs one piece of work for all threads that ask for it. Thread-safe.
+
+    The first caller waits for ``lock`` and does the work; those that call before it begins wait for this one run. Were they
+    to wait for the lock itself, each would be held up once more, by a run that does not serve it.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        """``lock`` is held while the work runs."""
+        self._lock = lock
+        self._mutex = threading.Lock()
+        self._next: _Run | None = None
+        """Run that has not begun yet, or None."""
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Return after a run of ``work``, on any thread, that began after this call. Caller holds no lock.
+
+        Raises what ``work`` raises in the thread that runs it; the threads that waited for it then try it themselves.
+        """
+        while True:
+            mine, done = _Run(), threading.Lock()
+            done.acquire()
+            try:
+                with self._mutex:
+                    run = self._next = self._next or mine
+                    if run is not mine:
+                        run.waiting.append(done)
+                if run is mine:
+                    with self._lock:
+                        self._close(mine)
+                        work()
+                    mine.is_successful = True
+                    return
+            finally:
+                self._close(mine)
+                for waiting in mine.waiting:
+                    waiting.release()
+            if not done.acquire(timeout=_RETRY_SECONDS):  # an exception from outside may have stopped the thread that runs it
+                self._close(run)
+            if run.is_successful:
+                return
+
+    def _close(self, run: _Run) -> None:
+        """Let no further thread wait for a run."""
+        with self._mutex:
+            if self._next is run:
+                self._next = None
+
+
 class Flusher:
     """One instance per open store."""
 
@@ -46,10 +107,7 @@ class Flusher:
         self._accounting = accounting
         self._segments = accounting.segments
         self._lifecycle = lifecycle
-        self._tickets = count(1)
-        """Numbers that order the calls of ``flush`` and the beginnings of flushes."""
-        self._served = 0
-        """Calls with a lower number are done: a successful flush began after them. Guarded by the flush lock."""
+        self._group = GroupCommit(accounting.flush_lock)
         self.clients: list[Client] = []
         self.callback_failures = 0
         self.uncommitted_bytes = 0
@@ -68,24 +126,16 @@ class Flusher:
         """Same as ``Store.flush``. Takes the flush lock."""
         self._lifecycle.refuse_in_callback("flush")
         with self._lifecycle.guard():
-            self.flush_or_defer()
+            self._lifecycle.check_writable()
+            self._group.run(self.flush_locked)
 
     def flush_or_defer(self) -> None:
-        """Flush now, or, in a confirm callback, once the callbacks of the running flush have returned.
-
-        Group commit: of the threads that wait for the flush lock, the first one flushes for all of them. If that fails, each of
-        the others tries it itself.
-        """
+        """Flush now, or, in a confirm callback, once the callbacks of the running flush have returned."""
         self._lifecycle.check_writable()
         if self._delivering_thread == get_ident():
             self._flush_again = True
-            return
-        ticket = next(self._tickets)
-        with self._accounting.flush_lock:
-            if self._served < ticket:
-                begin = next(self._tickets)
-                self.flush_locked()
-                self._served = begin
+        else:
+            self._group.run(self.flush_locked)
 
     def flush_locked(self) -> None:
         """Same as ``flush``. Caller holds the flush lock."""

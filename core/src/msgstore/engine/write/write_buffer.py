@@ -27,7 +27,6 @@ from contextlib import suppress
 from itertools import islice, repeat
 
 from msgstore.contract import MsgStoreError
-from msgstore.engine.client import FastPath
 
 BufferedMessage = tuple[bytes, int | dict[int, int]]
 """(stored body, number of the client that wrote it, or references by client number)."""
@@ -64,11 +63,11 @@ class WriteBuffer:
         wake: Callable[[], object],
         charge: Callable[[int], object],
         slow_path: Callable[[bytes, bytes], object],
-    ) -> FastPath:
-        """Return the ``write`` of a client, which takes no lock but in ``charge``: that may wait, drain or flush.
+    ) -> tuple[Callable[[bytes, bytes], None], Callable[[int], None]]:
+        """Return ``write`` and ``set_size_limit`` of a client. ``write`` takes no lock but in ``charge``.
 
         ``wake`` is called before the first message in an empty buffer, ``charge(bytes)`` after each ``charge_step`` bytes,
-        OVERHEAD included. ``slow_path`` gets what needs the lock, or is not valid.
+        OVERHEAD included; it may wait, drain or flush. ``slow_path`` gets what needs the lock, or is not valid.
         """
         pending, setdefault = self.pending, self.pending.setdefault  # local names: here nanoseconds count
         charged = 0
@@ -93,7 +92,7 @@ class WriteBuffer:
             nonlocal size_limit
             size_limit = size
 
-        return FastPath(write, set_size_limit)
+        return write, set_size_limit
 
     def make_remover(self, client: int, slow_path: Callable[[list[Popped]], object]) -> Callable[[Iterable[bytes]], None]:
         """Return the ``remove`` of a client, which takes no lock for messages with one reference, of this client."""

@@ -26,6 +26,8 @@ log = logging.getLogger("msgstore.writer")
 
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
+_WORTH_A_COUNT = BUFFER_TARGET - 2**20
+"""Estimate of these bytes below which they are counted: then at most one count comes with each MiB that is written."""
 
 
 class Writer:
@@ -60,7 +62,7 @@ class Writer:
 
     def register_client(self, client: Client) -> None:
         """Give a new client its calls ``write`` and ``remove``. Caller holds the state lock."""
-        client.fast_path = self.buffer.make_fast_path(
+        client.write, client.set_size_limit = self.buffer.make_fast_path(
             client.number,
             client.unconfirmed,
             self._fast_limit,
@@ -69,7 +71,6 @@ class Writer:
             self.charge,
             partial(self.write_slow, client),
         )
-        client.write = client.fast_path.write
         client.remove = self.buffer.make_remover(client.number, partial(self.remove_slow, client))
         self.flusher.clients.append(client)
         if client.unconfirmed is not None:
@@ -113,7 +114,7 @@ class Writer:
 
     def _update_fast_paths(self) -> None:
         for client in self.flusher.clients:
-            client.fast_path.set_size_limit(self._fast_limit)
+            client.set_size_limit(self._fast_limit)
 
     def set_failing(self, is_failing: bool) -> None:
         """Note the result of a flush."""
@@ -187,10 +188,10 @@ class Writer:
     def _drain(self) -> None:
         """Drain, unless removals have left less in the buffer than was charged.
 
-        A count takes milliseconds. So the bytes are counted only if there are too few messages for what was charged.
+        A count takes a millisecond, so the bytes are counted only if the number of messages promises that it pays.
         """
         buffer = self.buffer
-        if buffer.estimated_bytes > 1.5 * buffer.mean_charge * len(buffer.pending):
+        if buffer.mean_charge * len(buffer.pending) < _WORTH_A_COUNT:
             with self._accounting.state_lock:
                 buffer.count()
         if buffer.estimated_bytes > BUFFER_TARGET:

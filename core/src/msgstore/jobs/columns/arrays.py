@@ -1,24 +1,18 @@
-"""Arrow columns of ids, numbers and bodies, made without a call for each value where possible; Parquet files. Needs pyarrow.
+"""Arrow columns of ids, numbers and bodies, made without a call for each value where possible. Needs pyarrow.
 
 Ids are ``binary(16)`` for sums, and ``binary`` for Spark and Parquet.
 """
 
 from __future__ import annotations
 
-import os
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from itertools import repeat
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from msgstore.contract import Buffer
-from msgstore.files import Files
 from msgstore.scan import OpenFormat
 
 MAX_VALUE = 2**31 - 1
@@ -52,16 +46,6 @@ def of_any_length(ids: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
             data = part.buffers()[1].slice(_ID * part.offset, _ID * len(part))
             chunks.append(pa.Array.from_buffers(pa.binary(), len(part), [None, _OFFSETS, data]))
     return pa.chunked_array(chunks, pa.binary())
-
-
-@contextmanager
-def open_parquet(path: Path | str) -> Iterator[pq.ParquetFile]:
-    """Open a file by Python: pyarrow takes only names that are UTF-8, and not all file names are.
-
-    Raises OSError, and what pyarrow raises.
-    """
-    with os.fdopen(Files().open_read(Path(path)), "rb") as source, pq.ParquetFile(source) as file:
-        yield file
 
 
 Spans = tuple[pa.Int64Array, pa.Int64Array]

@@ -22,7 +22,7 @@ from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, Unread
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import OpenCodec
 from msgstore.scan import OpenFormat
-from msgstore.scan.fields import values_of
+from msgstore.scan.segment import values_of
 
 BATCH_ROWS = 2**16
 BATCH_BYTES = 64 * 2**20

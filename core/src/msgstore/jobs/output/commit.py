@@ -13,8 +13,7 @@ from msgstore.contract import Capability, StoreError
 from msgstore.directory import write_settings
 from msgstore.engine.open.recovery import sum_counts
 from msgstore.engine.opening import open_configured
-from msgstore.engine.segment.hint_file import InvalidHint, renamed
-from msgstore.engine.segment.hints import hint_name
+from msgstore.engine.segment.hints import InvalidHint, hint_name, rename_hint
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.output.parts import Part, Target, backends_of, read_references
@@ -84,9 +83,9 @@ class Staging(StagingDirectory):
                 if one.task == other.task:
                     raise ValueError(f"two attempts of task {one.task}: {one.directory}, {other.directory}")
             self._files.create_directory(store)
-            number = 0
-            for part in ordered:
-                number = self._gather(part, store, number)
+            segments = ((Path(part.directory, name), size) for part in ordered for name, size in part.files)
+            for number, (segment, size) in enumerate(segments):
+                self._gather(segment, size, store / f"{number}{segment.suffix}")
             messages = self._open_once(store, ordered, counts)
             if Capability.PERSISTENT in self._catalogue.index(self.target.index).capabilities:  # which reads no hints
                 for name in self._files.list(store):
@@ -97,26 +96,16 @@ class Staging(StagingDirectory):
         self.publish(make)
         return messages
 
-    def _gather(self, part: Part, store: Path, number: int) -> int:
-        """Move the segments of a part, and number them from ``number`` on. Return the next number."""
-        directory = Path(part.directory)
-        there = self._files.list(directory) if directory.is_dir() else {}
-        for name, size in part.files:
-            if there.get(name, (None, 0))[0] != size:
-                raise StoreError(
-                    f"{directory / name}: was written by task {part.task} with {size} bytes, and is not there, or not whole. "
-                    f"Workers and driver must share the file system in which {self.target.path} is to be."
-                )
-            new = f"{number}{Path(name).suffix}"
-            self._files.replace(directory / name, store / new)
-            if hint_name(name) in there:  # without it, the opening would read the whole segment
-                try:
-                    chunks = list(renamed(self._files.read_file(directory / hint_name(name)), name, new))
-                    self._files.write_file(store / hint_name(new), chunks, sync=False)
-                except (InvalidHint, OSError) as error:
-                    log.warning("%s: its hint is not used, the segment is read instead: %s", directory / name, error)
-            number += 1
-        return number
+    def _gather(self, segment: Path, size: int, to: Path) -> None:
+        """Move a segment, and give it its number. Without its hint, the opening reads the whole segment."""
+        self.take(segment, size, to)
+        hint = segment.with_name(hint_name(segment.name))
+        if hint.exists():
+            try:
+                chunks = list(rename_hint(self._files.read_file(hint), segment.name, to.name))
+                self._files.write_file(to.with_name(hint_name(to.name)), chunks, sync=False)
+            except (InvalidHint, OSError) as error:
+                log.warning("%s: is not used, the segment is read instead: %s", hint, error)
 
     def _open_once(self, store: Path, parts: Sequence[Part], counts: Counts | None) -> int:
         """Open and close the store, to create its index, counts and settings. Return its number of messages."""
@@ -126,14 +115,13 @@ class Staging(StagingDirectory):
             if not all(part.counted for part in some):
                 raise ValueError("references are given of all messages of a job, or of none")
             counts = chain.from_iterable(read_references(self._files, part) for part in some)
-        if counts is not None and not messages:  # the opening of a store without segments uses no counts
-            referred = [msg_id for msg_id, count in sum_counts(counts).items() if count > 0]
-            if referred:
-                raise self._missing(len(referred), referred[0])
-            counts = None
         # Its segments are no broker's: the store remembers that before it is opened.
         write_settings(self._files, store, backends.settings)
         try:
+            if counts is not None and not messages:  # the opening of a store without segments uses no counts
+                if absent := [msg_id for msg_id, count in sum_counts(counts).items() if count > 0]:
+                    raise self._missing(len(absent), absent[0])
+                counts = None
             opened = open_configured(self.target.config(store), self._catalogue, refcounts=counts, files=self._files)
         except ValueError as error:  # too many references
             raise StoreError(f"{self.target.path}: {error}") from error

@@ -17,7 +17,6 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from msgstore.contract import StoreError
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, claim, errors
 
@@ -120,14 +119,8 @@ class DatasetStaging(StagingDirectory):
                     attempts.append(writer.finish())
             for attempt in attempts:
                 for name, size in attempt.files:
-                    source = Path(attempt.directory, name)
-                    if not source.is_file() or source.stat().st_size != size:
-                        raise StoreError(
-                            f"{source}: was written with {size} bytes, and is not there, or not whole. Workers and driver must "
-                            "share the file system of the destination."
-                        )
                     self._files.make_directory((data / name).parent)
-                    self._files.replace(source, data / name)
+                    self.take(Path(attempt.directory, name), size, data / name)
             return data
 
         self.publish(make)

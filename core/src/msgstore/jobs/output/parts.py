@@ -13,8 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from io import BufferedWriter
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 
 import attrs
@@ -27,11 +26,19 @@ from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
-from msgstore.scan.bindings import OWN_RECORD
+from msgstore.scan.formats import OWN_RECORD
 
 BATCH = 2**20
-"""Bytes that are encoded and written at once."""
+"""Bytes that are encoded and written at once. Less than a message that gets a segment of its own."""
 _ID = 16
+_OVERHEAD = 64
+"""Bytes that a held message counts for, besides its body."""
+_REFERENCES = "references"
+"""File next to the segments of a part. It exists only until the commit."""
+_ENTRY = struct.Struct(">16sQ")
+"""Id and number of references of a message."""
+Encode = Callable[[Sequence[bytes], Sequence[bytes]], tuple[bytes, Sequence[int]]]
+"""Returns the records of ids and bodies, joined, and their sizes."""
 
 
 @attrs.frozen
@@ -69,6 +76,16 @@ class Target:
         return store_config(keys, "target", Path())
 
 
+def backends_of(target: Target, catalogue: Catalogue) -> Backends:
+    """Return the backends that a target names. Raises ConfigError, PluginError."""
+    return resolve(target.config(), catalogue, None)
+
+
+@cache
+def _backends(target: Target) -> Backends:
+    return backends_of(target, load_catalogue())
+
+
 @attrs.frozen
 class Part:
     """Output of one attempt of a task, synced. Small and picklable."""
@@ -82,6 +99,11 @@ class Part:
     """Bytes of the segments."""
     counted: bool = False
     """True if the directory has the references of the messages."""
+
+
+def read_references(files: Files, part: Part) -> Iterator[tuple[bytes, int]]:
+    """Yield (id, references) of each message of a part. Raises OSError."""
+    yield from _ENTRY.iter_unpack(files.read_file(Path(part.directory, _REFERENCES)))
 
 
 class PartWriter:
@@ -104,12 +126,12 @@ class PartWriter:
         self._task = task
         self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
         self._ids: list[bytes] = []
-        self._sizes: list[int] = []
-        self._records: list[bytes] = []
-        """Records of ``_ids``, with ``_sizes``, that are not written yet."""
+        self._bodies: list[bytes] = []
+        """Bodies of ``_ids``, which are not written yet."""
         self._held = 0
         self._messages = 0
-        self._references: BufferedWriter | None = None
+        self._references: list[bytes] | None = None
+        """Entries of all messages, if they have references. The driver needs more memory for each."""
         self._open = True
         with errors(target.destination):
             try:
@@ -149,14 +171,19 @@ class PartWriter:
                     f"{where}: the body of {bytes(ids[bodies.index(largest)]).hex()} has {len(largest)} bytes and does "
                     f"not fit into a record of format {form.name!r} (at most {form.format.max_body})"
                 )
-            self._add_references(ids, references, where)
-            self._add(ids, bodies, form.format.encode, where)
+            self._check(ids, bodies, references, where)
+            self._ids += ids
+            self._bodies += bodies
+            self._held += sum(map(len, bodies)) + _OVERHEAD * len(ids)
+            if self._held >= BATCH:
+                self._write_held()
 
     def add_records(self, ids: Sequence[bytes], records: Sequence[bytes]) -> None:
-        """Add messages as whole records of the target's format, which the caller has checked."""
+        """Write messages as whole records of the target's format, which the caller has checked."""
         with self._working():
-            self._add_references(ids, None, self._target.path)
-            self._add(ids, records, lambda _, some: (b"".join(some), list(map(len, some))), self._target.path)
+            self._check(ids, records, None, self._target.path)
+            self._write_held()
+            self._write(ids, records, lambda _, some: (b"".join(some), list(map(len, some))))
 
     def finish(self) -> Part:
         """Write and sync everything, and return the part. Raises StoreIOError."""
@@ -164,10 +191,8 @@ class PartWriter:
             self._write_held()
             self._seal()
             self._segments.sync_written()
-            if self._references is not None:
-                self._references.flush()
-                self._files.sync(self._references.fileno())  # the driver may read it on another machine
-                self._references.close()
+            if self._references is not None:  # synced: the driver may read it on another machine
+                self._files.write_file(self._directory / _REFERENCES, self._references, sync=True)
             files = tuple((segment.path.name, segment.size) for segment in self._segments)
             size, is_counted = sum(size for _, size in files), self._references is not None
             self._open = False
@@ -179,9 +204,6 @@ class PartWriter:
             self._open = False
             with suppress(MsgStoreError, OSError):
                 self._segments.close()
-            with suppress(OSError):
-                if self._references is not None:
-                    self._references.close()
             with suppress(OSError):
                 self._files.remove_tree(self._directory)
 
@@ -202,48 +224,46 @@ class PartWriter:
             self.abandon()
             raise
 
-    def _add_references(self, ids: Sequence[bytes], references: Sequence[int] | None, where: str) -> None:
-        if (references is None) != (self._references is None) and (self._messages or self._ids):
-            raise ValueError("references are given of all messages of a part, or of none")
-        if references is not None:
-            if self._references is None:
-                self._references = os.fdopen(self._files.create(self._directory / _REFERENCES), "wb")
-            self._references.write(_pack_references(ids, references, where))
-
-    def _add(
-        self, ids: Sequence[bytes], items: Sequence[bytes],
-        encode: Callable[[Sequence[bytes], Sequence[bytes]], tuple[bytes, Sequence[int]]], where: str,
-    ) -> None:  # fmt: skip
-        """Add bodies or records. A large one gets a segment of its own, as in the store itself."""
+    def _check(self, ids: Sequence[bytes], items: Sequence[bytes], references: Sequence[int] | None, where: str) -> None:
+        """Check ids and references, and keep the references."""
         if len(ids) != len(items):
             raise ValueError(f"{len(ids)} ids with {len(items)} bodies")
         if set(map(len, ids)) - {_ID}:
             wrong = next(msg_id for msg_id in ids if len(msg_id) != _ID)
             raise StoreError(f"{where}: an id has {_ID} bytes, not {len(wrong)}: {bytes(wrong).hex() or 'it is empty'}")
-        lengths = list(map(len, items))
-        large = {at for at, size in enumerate(lengths) if size >= self._large}
-        for first, last in pairwise(sorted({0, len(ids), *large, *(at + 1 for at in large)})):
-            if first in large:
-                self._write_held()
-                self._seal()
-            for begin, end in batches(lengths[first:last]):
-                some = ids[first + begin : first + end]
-                records, sizes = encode(some, items[first + begin : first + end])
-                self._ids += some
-                self._sizes += sizes
-                self._records.append(records)
-                self._held += len(records)
-                if self._held >= BATCH or first in large:
-                    self._write_held()
-            if first in large:
-                self._seal()
+        if (references is None) != (self._references is None) and (self._messages or self._ids):
+            raise ValueError("references are given of all messages of a part, or of none")
+        if references is None:
+            return
+        if len(ids) != len(references):
+            raise ValueError(f"{len(ids)} ids with {len(references)} counts")
+        for msg_id, count in zip(ids, references, strict=True):
+            if type(count) is not int or not 1 <= count <= MAX_REFERENCES:
+                raise StoreError(
+                    f"{where}: {bytes(msg_id).hex()} has {count!r} references; a message has from 1 to {MAX_REFERENCES}. "
+                    "Leave out what nobody refers to"
+                )
+        self._references = [*(self._references or ()), b"".join(map(_ENTRY.pack, ids, references))]
 
     def _write_held(self) -> None:
-        """Write the records. The one that reaches the size limit is the last of its segment, as in the store itself."""
-        ids, sizes, view = self._ids, self._sizes, memoryview(b"".join(self._records))
-        self._ids, self._sizes, self._records, self._held = [], [], [], 0
-        ends = list(accumulate(sizes))
-        done = base = 0
+        ids, bodies, self._ids, self._bodies, self._held = self._ids, self._bodies, [], [], 0
+        self._write(ids, bodies, self._form.format.encode)
+
+    def _write(self, ids: Sequence[bytes], items: Sequence[bytes], encode: Encode) -> None:
+        """Write bodies or records. A large one gets a segment of its own, as in the store itself."""
+        lengths = list(map(len, items))
+        for begin, end in batches(lengths):
+            cut = end - 1 if lengths[end - 1] >= self._large else end  # a large one ends its batch
+            if begin < cut:
+                self._append(ids[begin:cut], *encode(ids[begin:cut], items[begin:cut]))
+            if cut < end:
+                self._seal()
+                self._append(ids[cut:end], *encode(ids[cut:end], items[cut:end]))
+                self._seal()
+
+    def _append(self, ids: Sequence[bytes], data: bytes, sizes: Sequence[int]) -> None:
+        """Append records. The one that reaches the size limit is the last of its segment, as in the store itself."""
+        ends, view, done, base = list(accumulate(sizes)), memoryview(data), 0, 0
         while done < len(ends):
             segment = self._segments.current
             if segment is None or segment.size >= self._limit:
@@ -265,10 +285,7 @@ class PartWriter:
 
 
 def batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each batch of about BATCH bytes."""
-    if sum(sizes) <= BATCH and sizes:  # the usual case, without a loop
-        yield 0, len(sizes)
-        return
+    """Yield begin and end of each batch of about BATCH bytes: the value that reaches so many is its last."""
     ends = list(accumulate(sizes))
     begin = 0
     while begin < len(sizes):
@@ -276,39 +293,3 @@ def batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         end = min(bisect_left(ends, before + BATCH, begin) + 1, len(sizes))
         yield begin, end
         begin = end
-
-
-def backends_of(target: Target, catalogue: Catalogue) -> Backends:
-    """Return the backends that a target names. Raises ConfigError, PluginError."""
-    return resolve(target.config(), catalogue, None)
-
-
-@cache
-def _backends(target: Target) -> Backends:
-    return backends_of(target, load_catalogue())
-
-
-# -- references ---------------------------------------------------------------------------------------------------------------
-
-_REFERENCES = "references"
-"""File next to the segments of a part. It exists only until the commit."""
-_ENTRY = struct.Struct(">16sQ")
-"""Id and number of references of a message."""
-
-
-def _pack_references(ids: Sequence[bytes], references: Sequence[int], where: str) -> bytes:
-    if len(ids) != len(references):
-        raise ValueError(f"{len(ids)} ids with {len(references)} counts")
-    if ids and not (set(map(type, references)) == {int} and min(references) >= 1 and max(references) <= MAX_REFERENCES):
-        is_count = [type(count) is int and 1 <= count <= MAX_REFERENCES for count in references]
-        at = is_count.index(False)
-        raise StoreError(
-            f"{where}: {bytes(ids[at]).hex()} has {references[at]!r} references; a message has from 1 to {MAX_REFERENCES}. "
-            "Leave out what nobody refers to"
-        )
-    return b"".join(map(_ENTRY.pack, ids, references))
-
-
-def read_references(files: Files, part: Part) -> Iterator[tuple[bytes, int]]:
-    """Yield (id, references) of each message of a part. Raises OSError."""
-    yield from _ENTRY.iter_unpack(files.read_file(Path(part.directory, _REFERENCES)))

@@ -11,22 +11,25 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import select
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from msgstore import forking
 from msgstore.contract import StoreClosed, StoreError, StoreIOError, StoreLocked
 from msgstore.directory import LOCK
 from msgstore.files import Files
-from msgstore.jobs.output import lock_keeper
 from msgstore.writer_lock import WriterLock
 
 PARTS = "parts"
 """Directory of all attempts of tasks, in the staging directory."""
-_ATTEMPTS = 5
+_POLL_SECONDS = 0.5
+_keepers: list[subprocess.Popen[bytes]] = []
+"""Processes that this one has started to keep locks. They are not awaited; Python would warn if one was garbage-collected."""
 
 
 class StagingDirectory:
@@ -47,12 +50,22 @@ class StagingDirectory:
         forking.watch(self)
 
     def hand_over(self, pid: int) -> None:
-        """Let the job continue without this process, until process ``pid`` ends or a process that joins it ends it."""
+        """Let the job continue without this process, until process ``pid`` ends or a process that joins it ends it.
+
+        For jobs whose driver is not a Python process: Spark plans a write in one Python process and commits it in another. A
+        process of its own keeps the lock meanwhile.
+        """
         if self._lock is not None:
             fd = self._lock.hand_over(pid)
+            command = [sys.executable, "-c", f"import {__name__} as it; it.keep({pid}, {self.path!r})"]
+            null = subprocess.DEVNULL
             try:
                 with errors(self.destination):
-                    lock_keeper.start(fd, pid, self.path)
+                    _keepers.append(
+                        subprocess.Popen(
+                            command, pass_fds=[fd], stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True
+                        )
+                    )
             finally:
                 os.close(fd)
         self._open = False
@@ -86,6 +99,15 @@ class StagingDirectory:
                 "whether its name outlasts a power loss is not known."
             ) from error
 
+    def take(self, file: Path, size: int, to: Path) -> None:
+        """Move a file that a task has written. Raises OSError, and StoreError if it does not have ``size`` bytes."""
+        if not file.is_file() or file.stat().st_size != size:
+            raise StoreError(
+                f"{file}: was written with {size} bytes, and is not there, or not whole. Workers and driver must share the "
+                f"file system in which {self.destination} is to be."
+            )
+        self._files.replace(file, to)
+
     def abandon(self) -> None:
         """End the job and delete the staging directory. Does nothing after the end. Running tasks fail at their next file."""
         if self._open:
@@ -109,8 +131,18 @@ class StagingDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abandon()
+
+
+def keep(pid: int, path: str) -> None:
+    """Return when the process has ended or the directory does not exist any more. Runs in the process that keeps a lock."""
+    with suppress(ProcessLookupError):
+        # Linux only. It also detects the end of a process whose number is in use again, or that nobody awaits.
+        process = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        while Path(path).is_dir() and not select.select(process, [], [], _POLL_SECONDS)[0]:
+            if not process:
+                os.kill(pid, 0)
 
 
 def claim(files: Files, destination: Path, sources: Iterable[str | Path] = ()) -> tuple[Path, WriterLock]:
@@ -120,8 +152,28 @@ def claim(files: Files, destination: Path, sources: Iterable[str | Path] = ()) -
     StoreLocked if another job creates it.
     """
     _check_place(destination, sources)
-    path, lock = _lock_new(files, destination)
+    place = destination.parent / f".{destination.name}.msgstore"
+    with suppress(FileExistsError):
+        files.create_directory(place)
+    ending = StoreLocked(f"{destination}: another job has just ended, and deletes {place.name} beside it. Try again.")
     try:
+        lock = WriterLock(place)
+    except FileNotFoundError as error:
+        raise ending from error
+    except StoreLocked as error:
+        who = "another process" if error.pid is None else f"process {error.pid}"
+        raise StoreLocked(
+            f"{destination}: {who} is writing a store there, in {place.name} beside it. Wait until it is done, or end it.",
+            error.pid,
+        ) from error
+    if not lock.is_in(place):
+        lock.release()
+        raise ending
+    path = place / secrets.token_hex(8)
+    try:
+        for left in place.iterdir():
+            if re.fullmatch("[0-9a-f]{16}", left.name):
+                _delete(files, left)
         _check_free(destination)
         files.create_directory(path)
         files.create_directory(path / PARTS)
@@ -129,30 +181,6 @@ def claim(files: Files, destination: Path, sources: Iterable[str | Path] = ()) -
         StagingDirectory(destination, path, lock, files).abandon()
         raise
     return path, lock
-
-
-def _lock_new(files: Files, destination: Path) -> tuple[Path, WriterLock]:
-    place = destination.parent / f".{destination.name}.msgstore"
-    for _ in range(_ATTEMPTS):
-        try:
-            with suppress(FileExistsError):
-                files.create_directory(place)
-            lock = WriterLock(place)
-        except FileNotFoundError:  # a job that ends has just deleted it
-            continue
-        except StoreLocked as error:
-            who = "another process" if error.pid is None else f"process {error.pid}"
-            raise StoreLocked(
-                f"{destination}: {who} is writing a store there, in {place.name} beside it. Wait until it is done, or end it.",
-                error.pid,
-            ) from error
-        if lock.is_in(place):
-            for left in place.iterdir():
-                if re.fullmatch("[0-9a-f]{16}", left.name):
-                    _delete(files, left)
-            return place / secrets.token_hex(8), lock
-        lock.release()
-    raise StoreLocked(f"{destination}: other jobs are deleting {place.name} beside it. Try again.")
 
 
 def _delete(files: Files, path: Path) -> None:

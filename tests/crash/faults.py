@@ -1,22 +1,24 @@
-"""All operations of a phase and all kinds of failure, for one cell: what is done while an operation fails, how a user goes on
-after it (closes the store, or has the process killed), and the next openings."""
+"""Random stores in which each file operation of a phase fails once for each kind of failure: what is done while it fails, how a
+user goes on after it (closes the store, or has the process killed), and the next openings."""
 
 from __future__ import annotations
 
-import logging
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 import msgstore
+from attempts import in_processes
+from crash.files import KINDS, Fault, FaultyFiles, Interrupt, every_fault
 from crash.history import INDEXES, Run
-from crash.model import Aftermath, Broken, compare
-from faults.injection import KINDS, Fault, FaultyFiles, Injector, Interrupt, NeverEnds, every_fault, lmdb_through
+from crash.model import Aftermath, Broken, compare, demand
+from crash.sweeps import Outcome
+from support import WHOLE, Sample
 
 PHASES = {
     "opening": ("", "open"),
@@ -29,7 +31,7 @@ PHASES = {
 
 
 @attrs.frozen
-class Cell:
+class FaultCell:
     """What one store is made for, and run with."""
 
     seed: int
@@ -41,44 +43,15 @@ class Cell:
         """The same for all phases and indexes: what differs between them is their own."""
         return random.Random(f"{self.seed} {purpose}")
 
-    @property
-    def command(self) -> str:
-        return f"python -m faults --seeds {self.seed} --phase {self.phase} --index {self.index} --durability {self.durability}"
-
-
-@attrs.frozen
-class Failure:
-    cell: Cell
-    fault: Fault | None
-    operation: str
-    """The one that failed, and its file."""
-    problems: tuple[str, ...]
-
     def __str__(self) -> str:
-        command = self.cell.command + (f" --only {self.fault}" if self.fault else "")
-        return f"  {command}\n    at {self.operation}:\n" + "\n".join(f"    {problem}" for problem in self.problems)
-
-
-@attrs.define
-class Outcome:
-    """Of one cell."""
-
-    cell: Cell
-    operations: int = 0
-    runs: int = 0
-    failures: list[Failure] = attrs.field(factory=list)
-
-    def __str__(self) -> str:
-        c = self.cell
-        counts = f"{self.operations} operations, {self.runs} runs, {len(self.failures)} failed"
-        return f"seed {c.seed}, {c.phase}, {c.index}, {c.durability}: {counts}"
+        return f"{self.phase}-{self.index}-{self.durability} --fault-seeds {self.seed}"
 
 
 @attrs.define
 class FaultRun(Run):
     """One run, with one failure or none."""
 
-    injector: Injector = attrs.field(factory=Injector)
+    files: FaultyFiles = attrs.field(factory=FaultyFiles)
     is_armed: bool = False
     problems: list[str] = attrs.field(factory=list)
 
@@ -87,7 +60,7 @@ class FaultRun(Run):
         if not self.is_armed:
             return super().attempt(what, call)
         try:
-            with self.injector.armed():
+            with self.files.armed():
                 call()
         except (msgstore.MsgStoreError, Interrupt) as error:
             if isinstance(error, msgstore.StoreIOError) and str(self.path) not in str(error):
@@ -98,7 +71,7 @@ class FaultRun(Run):
         except Exception as error:
             self.problems.append(f"{what} raised {type(error).__name__}, which is no error of msgstore: {error}")
             return error
-        if self.injector.interrupted and what == "close":
+        if self.files.interrupted and what == "close":
             return Interrupt()  # it has returned, and the store has ended as that of a killed process
         return None
 
@@ -114,15 +87,14 @@ class FaultRun(Run):
         if self.store is not None:
             if phase != "opening":
                 self._serves(phase)
-            if not killed and self.injector.fault is not None and self.injector.fault.lasts:
+            if not killed and self.files.fault is not None and self.files.fault.lasts:
                 self.close()
-            self.injector.is_over = True
+            self.files.is_over = True
             if killed or not self._closes():
                 error = self.attempt("abandon", self.store.abandon)
                 if error is not None:
                     self.problems.append(f"when the failure is over, abandon() raises {type(error).__name__}: {error}")
-        assert isinstance(self.files, FaultyFiles)
-        if self.files.names and not self.injector.interrupted:
+        if self.files.names and not self.files.interrupted:
             self.problems.append(f"left open: {sorted(path.name for path in self.files.names.values())}")
 
     def _serves(self, phase: str) -> None:
@@ -137,15 +109,15 @@ class FaultRun(Run):
     def _closes(self) -> bool:
         error = self.attempt("the last close", self.store.close)
         if error is None:
-            if not self.injector.interrupted:
+            if not self.files.interrupted:
                 self.model.flush(closed=True)
             return True
-        if not (self.injector.interrupted and isinstance(error, msgstore.StoreClosed)):
+        if not (self.files.interrupted and isinstance(error, msgstore.StoreClosed)):
             self.problems.append(f"when the failure is over, close() raises {type(error).__name__}: {error}")
         return False
 
 
-def make_template(cell: Cell, path: Path) -> FaultRun:
+def make_template(cell: FaultCell, path: Path) -> FaultRun:
     """One to three openings of a store, each with changes, flushes and collections; closed after the last one, or killed."""
     rng = cell.rng("history")
     run = FaultRun(path, keys_of(cell, rng), rng)
@@ -168,7 +140,7 @@ def make_template(cell: Cell, path: Path) -> FaultRun:
     return run
 
 
-def keys_of(cell: Cell, rng: random.Random) -> dict[str, Any]:
+def keys_of(cell: FaultCell, rng: random.Random) -> dict[str, Any]:
     return {
         "index": INDEXES[cell.index],
         "format": "v2",
@@ -182,42 +154,38 @@ def keys_of(cell: Cell, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def run_cell(cell: Cell, *, only: Fault | None = None, kinds: Sequence[str] = KINDS, every: int = 1) -> Outcome:
-    """Each operation of the phase fails once for each kind; or ``every`` so many runs one is made; or ``only`` one is."""
-    outcome = Outcome(cell)
-    memory = Path("/dev/shm")
-    log = logging.getLogger("msgstore")  # it has much to say of failing disks
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="faults-", dir=memory if memory.is_dir() else None) as scratch:
-        template = make_template(cell, Path(scratch, "made"))
-        whole = _run(template, Path(scratch, "run"), cell, None, outcome)
-        outcome.operations = len(whole)
-        for fault in [only] if only else every_fault(whole, kinds)[cell.seed % every :: every]:
-            _run(template, Path(scratch, "run"), cell, fault, outcome)
-    log.setLevel(level)
-    return outcome
+def run_cell(
+    cell: FaultCell, directory: Path, *, only: str | None = None, kinds: Sequence[str] = KINDS, sample: Sample = WHOLE
+) -> Outcome:
+    """Each operation of the phase fails once for each kind; or those of ``sample`` do; or ``only`` one, such as ``42:EIO``."""
+    template = make_template(cell, directory / "made")
+    [(label, operations, error)] = in_processes([(f"{cell} without a failure", partial(_run, template, cell, None))])
+    if error:
+        return Outcome(0, 1, [f"{label}: {error}"])
+    faults = sample.of(every_fault(operations, kinds))
+    if only:
+        number, _, kind = only.partition(":")
+        faults = [Fault(int(number), kind)]
+    tries = (
+        (f"{cell} --only-fault {fault}, at {' '.join(operations[fault.operation])}", partial(_run, template, cell, fault))
+        for fault in faults
+    )
+    return Outcome(len(operations), len(faults)).run(tries)
 
 
-def _run(template: FaultRun, path: Path, cell: Cell, fault: Fault | None, outcome: Outcome) -> list[tuple[str, str]]:
-    """One run on a copy. Returns the operations of the phase."""
-    injector = Injector(fault)
+def _run(template: FaultRun, cell: FaultCell, fault: Fault | None, number: int) -> list[tuple[str, str]]:
+    """One run on a copy. Returns the operations of the phase. Raises Broken; any other exception is a fault as well."""
+    path = template.path.with_name(f"run-{number}")
+    shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(template.path, path)
-    run = attrs.evolve(
-        template, path=path, rng=cell.rng(cell.phase), model=template.model.copy(), files=FaultyFiles(injector), clients=[],
-        injector=injector, problems=[],
-    )  # fmt: skip
+    files = FaultyFiles(fault)
+    run = attrs.evolve(template, path=path, rng=cell.rng(cell.phase), model=attrs.evolve(template.model), files=files)
     killed = fault is not None and (fault.operation + KINDS.index(fault.kind) + cell.seed) % 2 == 1
+    with files.through_lmdb():
+        run.go(cell.phase, killed=killed)
     try:
-        with lmdb_through(injector):
-            run.go(cell.phase, killed=killed)
         Aftermath(run.model, {**run.keys, "sync_interval": "1h"}, f"the {cell.phase}").check(path)
-    except (NeverEnds, Broken) as error:
-        run.problems.append(str(error))
-    except msgstore.MsgStoreError as error:
+    except (Broken, msgstore.MsgStoreError) as error:
         run.problems.append(f"the next opening raises {type(error).__name__}: {error}")
-    outcome.runs += 1
-    if run.problems:
-        outcome.failures.append(Failure(cell, fault, injector.failed or "no operation", tuple(run.problems)))
-    shutil.rmtree(path)
-    return injector.operations
+    demand(not run.problems, "\n    ".join(run.problems))
+    return files.operations

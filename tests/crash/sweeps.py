@@ -1,7 +1,7 @@
-"""Flipped bits in what a store has left on disk.
+"""Sweeps over a recording: a store is opened on each directory that a crash leaves, and on each in which one bit is flipped.
 
-Every file of a directory is hit: small ones at each byte, large ones at sampled bits. A flip in LMDB's files is looked at in a
-process of its own: LMDB maps its file and believes it. A store that hangs ends the process that looks.
+Many crash points leave the same directory and owe the same: what an operation changes is only there after it, and a look
+changes nothing. Each is counted as a point; the store is opened once for all of them.
 """
 
 from __future__ import annotations
@@ -9,50 +9,106 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from unittest import mock
 
 import attrs
 
 import msgstore
-from crash.model import NEW, demand
-from crash.points import HANG, Outcome, described, problem
-from crash.recording import FileState, Recording, Tree
-from crash.states import LMDB, Disk, materialise
+from attempts import in_processes
+from crash.model import NEW, Aftermath, Model, demand
+from crash.recording import Recording, Tree
+from crash.states import LMDB, PAGE, Disk, materialise, points
 from msgstore.builtin.options import LocalOptions
-from msgstore.directory import SETTINGS
+from msgstore.directory import LOCK, SETTINGS
 from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet
 from msgstore.testing.faults import UnsyncedFiles
-from support import Sample, catalogue, open_with
+from support import WHOLE, Sample, catalogue, open_with
+
+
+@attrs.define
+class Outcome:
+    points: int = 0
+    """Crash points, or flips that can be tried."""
+    states: int = 0
+    """Stores opened."""
+    failures: list[str] = attrs.Factory(list)
+
+    def run(self, tries: Iterator[tuple[str, Callable[[int], object]]], enough: int | None = None) -> Outcome:
+        """Make these tries in processes; until there are ``enough`` failures, if that is given."""
+        failed = (f"{label}: {error}" for label, _, error in in_processes(tries) if error)
+        self.failures += islice(failed, enough)
+        return self
+
+
+def crash_points(recording: Recording, directory: Path, sample: Sample = WHOLE, enough: int | None = None) -> Outcome:
+    """Open the store at every crash point; at those of ``sample`` only."""
+    outcome, cell = Outcome(), recording.cell
+
+    def reopen(tree: Tree, after: Aftermath, number: int) -> None:
+        path = directory / f"reopened-{number}"
+        materialise(tree, path)
+        after.check(path)
+
+    def tries() -> Iterator[tuple[str, Callable[[int], object]]]:
+        seen: set[int] = set()
+        for label, tree, owed, left_by in points(recording):
+            outcome.points += 1
+            key = _key(tree, owed, left_by)
+            if key not in seen:
+                seen.add(key)
+                if sample.has(len(seen)):
+                    outcome.states += 1
+                    passed = cell.persistent or outcome.states % 2 == 1
+                    after = Aftermath(owed, cell.keys, left_by=left_by, at_boundary=cell.persistent, pass_counts=passed)
+                    yield label, partial(reopen, tree, after)
+
+    return outcome.run(tries(), enough)
+
+
+def _key(tree: Tree, owed: Model, left_by: str) -> int:
+    """Of the directory and what is owed. Files of locks decide nothing: their processes are gone."""
+    files = frozenset((name, state) for name, state in tree.items() if not name.endswith(("lock.mdb", LOCK)))
+    counts = (frozenset(counts.items()) for counts in (owed.now, owed.kept, owed.flushed))
+    return hash((files, *counts, owed.forgotten, left_by))
+
+
+# -- flipped bits -----------------------------------------------------------------------------------------------------------
 
 SMALL = 300
 """Bytes of a file every byte of which is hit, unless it is a segment."""
 SAMPLES = 20
 """Bits of any other file."""
 
-Flip = tuple[str, str, int]
-"""(state, file, bit)."""
 
-
-def states(recording: Recording) -> dict[str, Tree]:
-    """A store that was closed, one that was killed at work, and one that was killed between the steps of closing."""
-    disk = Disk(recording.initial)
-    found: dict[str, Tree] = {"closed": recording.final}
+def flips(recording: Recording, directory: Path, sample: Sample) -> Outcome:
+    """Flip bits of every file of a store that was closed, one that was killed at work, and one that was killed between the
+    steps of closing. LMDB maps its file and believes it: a flip there may end the process."""
+    disk, trees = Disk(recording.initial), {"closed": recording.final}
     for at, operation in enumerate(recording.log):
         if at == len(recording.log) * 4 // 5:
-            found["killed"] = disk.now()
+            trees["killed"] = disk.now()
         if (operation.kind, operation.path) == ("replace", "msgstore-clean.dot"):
-            found["killed while closing"] = disk.now()
+            trees["killed while closing"] = disk.now()
         disk.apply(operation)
-    return found
+    looks = {state: Look.before(recording, tree, directory / "sound") for state, tree in trees.items()}
+    todo = list(_hits(trees))
+    mine = sample.of(todo)
+
+    def tries() -> Iterator[tuple[str, Callable[[int], object]]]:
+        for state, file, bit in mine:
+            yield f"{state}, bit {bit % 8} of byte {bit // 8} of {file}", partial(looks[state].after, directory, file, bit)
+
+    return Outcome(len(todo), len(mine)).run(tries())
 
 
-def flips(trees: dict[str, Tree]) -> Iterator[Flip]:
+def _hits(trees: dict[str, Tree]) -> Iterator[tuple[str, str, int]]:
+    """Yield (state, file, bit): small files at each byte, large ones at sampled bits."""
     seen: set[tuple[str, bytes]] = set()
     for state, tree in trees.items():
         for file, content in sorted(tree.items()):
@@ -61,54 +117,20 @@ def flips(trees: dict[str, Tree]) -> Iterator[Flip]:
             seen.add((file, content.content))
             filled = len(content.content)  # behind it there are zeros that LMDB has never used
             if filled <= SMALL and not known and not file.endswith((".sqs", ".rdq", "lock.mdb")):
-                yield from ((state, file, 8 * at + chance.randrange(8)) for at in range(filled))
+                bits = [8 * at + chance.randrange(8) for at in range(filled)]
             else:
-                yield from ((state, file, chance.randrange(8 * filled)) for _ in range(SAMPLES if filled else 0))
+                bits = [chance.randrange(8 * filled) for _ in range(SAMPLES if filled else 0)]
             if file.startswith(LMDB) and file.endswith("data.mdb"):  # LMDB's meta pages, what there is in them
-                at_pages = (8 * (page + at) for page in (0, 4096) for at in range(0, 152, 3))
-                yield from ((state, file, at + chance.randrange(8)) for at in at_pages)
-
-
-def run(recording: Recording, directory: Path, share: int, shares: int, *, sample: Sample) -> Outcome:
-    trees = states(recording)
-    todo = list(flips(trees))
-    mine = sample.of(todo[share::shares])
-    looks = {state: Look.before(recording, tree, directory) for state, tree in trees.items()}
-    failures = []
-    for flip in mine:
-        state, file, bit = flip
-        in_process = alone if file.startswith(LMDB) else problem
-        if failure := in_process(partial(looks[state].after, trees[state], file, bit)):
-            failures.append(f"{state}, bit {bit % 8} of byte {bit // 8} of {file}: {failure}")
-    return Outcome(len(todo), len(mine), tuple(failures))
-
-
-def alone(call: Callable[[], object]) -> str:
-    """Return what went wrong in a call in a fork; nothing if nothing did."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            signal.alarm(HANG)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion of LMDB
-            call()
-        except BaseException as error:
-            os.write(writing, described(error)[:4000].encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        text = stream.read().decode()
-    _, status = os.waitpid(pid, 0)
-    return f"the process ended by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else text
+                bits += [8 * (page + at) + chance.randrange(8) for page in (0, PAGE) for at in range(0, 152, 3)]
+            yield from ((state, file, bit) for bit in bits)
 
 
 @attrs.frozen
 class Look:
-    """One state, of which the truth is known; each flip is looked at in ``directory``."""
+    """One state, of which the truth is known."""
 
     recording: Recording
-    directory: Path
+    tree: Tree
     live: frozenset[bytes]
     records: dict[str, list[tuple[int, int, bytes]]]
     """For each segment (offset, end, id) of every record, live or not."""
@@ -125,35 +147,36 @@ class Look:
                 scan = formats.by_extension(Path(name).suffix).format.scan(state.whole)
                 rows = [*scan.records.rows(), *scan.duplicates.rows()]
                 records[name] = [(offset, offset + size, msg_id) for msg_id, offset, size, _ in rows]
-        return cls(recording, directory, live, records)
+        return cls(recording, tree, live, records)
 
-    def after(self, tree: Tree, file: str, bit: int) -> None:
+    def after(self, directory: Path, file: str, bit: int, number: int) -> None:
         """Open the store, read everything, go on with it; and salvage what it does not serve."""
-        data = bytearray(tree[file].whole)
+        path, old = directory / f"flipped-{number}", self.tree[file]
+        data = bytearray(old.whole)
         data[bit // 8] ^= 1 << bit % 8
-        tree = {**tree, file: FileState(bytes(data), tree[file].size, tree[file].mtime)}
+        tree = {**self.tree, file: attrs.evolve(old, content=bytes(data))}
         cell, in_segment = self.recording.cell, file in self.records
         hit = {msg_id for offset, end, msg_id in self.records.get(file, []) if offset <= bit // 8 < end}
         may_be_wrong = set() if cell.checksummed else hit
-        materialise(tree, self.directory)
+        materialise(tree, path)
         served: set[bytes] = set()
         try:
-            store = open_with(self.directory, UnsyncedFiles(), **cell.keys)
+            store = open_with(path, UnsyncedFiles(), **cell.keys)
         except msgstore.MsgStoreError as error:
             demand(file == SETTINGS or file.startswith(LMDB), f"the store does not open: {error}")
-            demand(str(self.directory) in str(error), f"the error does not name the store: {error}")
+            demand(str(path) in str(error), f"the error does not name the store: {error}")
         else:
             try:
                 # The id of a record without a checksum, read by a scan, may be one that nobody wrote.
                 served = self._served(store, may_be_wrong, strangers=int(in_segment and not cell.checksummed))
-                go_on(store)
+                _go_on(store)
             finally:
                 store.abandon()
         missing = self.live - served - hit
         demand(not (missing and in_segment and cell.persistent), f"{len(missing)} messages that it did not hit cannot be read")
         if missing or bit % 5 == 0:
-            materialise(tree, self.directory)
-            self._salvage(self.live - hit, may_be_wrong)
+            materialise(tree, path)
+            self._salvage(path, self.live - hit, may_be_wrong)
 
     def _served(self, store: msgstore.Store, may_be_wrong: set[bytes], *, strangers: int) -> set[bytes]:
         """The ids that the store serves; each with the right bytes."""
@@ -174,11 +197,11 @@ class Look:
         wrong = [i.hex() for i, body in found.items() if i not in may_be_wrong and bodies.get(i, body) != body]
         demand(not wrong, f"{wrong} were read with wrong bytes")
 
-    def _salvage(self, wanted: frozenset[bytes], may_be_wrong: set[bytes]) -> None:
-        target = self.directory.with_name(f"{self.directory.name}.salvaged")
+    def _salvage(self, path: Path, wanted: frozenset[bytes], may_be_wrong: set[bytes]) -> None:
+        target = path.with_name(f"{path.name}.salvaged")
         shutil.rmtree(target, ignore_errors=True)
         with mock.patch.object(os, "fsync"):
-            LocalRunner(LocalOptions(processes=1)).salvage(plan_salvage(catalogue(), [self.directory], target))
+            LocalRunner(LocalOptions(processes=1)).salvage(plan_salvage(catalogue(), [path], target))
         store = open_with(target, UnsyncedFiles(), index="ets", format="v2")
         try:
             bodies = store.client().read_many(wanted)
@@ -189,7 +212,7 @@ class Look:
             store.abandon()
 
 
-def go_on(store: msgstore.Store) -> None:
+def _go_on(store: msgstore.Store) -> None:
     """Use the store; it may say no, in words of its own."""
     try:
         with store.client() as client:

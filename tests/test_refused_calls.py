@@ -1,4 +1,4 @@
-"""A body that its codec refuses is refused by write: the message is not taken, and others are not held up."""
+"""Calls that fail: a refused body is not taken, and holds up no others; an error of the disk says what the call did."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import zlib
 
 import pytest
 
+import msgstore
 from msgstore.contract import BodyCodecDescriptor, BodyRefused, MessageTooLarge, RecordError, StoredBody
 from msgstore.testing import Subject
 from msgstore.testing.stores import StoreFactory
+from support import A, B, C, FullDisk, failing, open_with
 
-A, B, C = (bytes([n]) * 16 for n in range(1, 4))
+IDS = [bytes([n]) * 16 for n in range(40)]
 
 
 class Deflate:
@@ -133,3 +135,92 @@ def test_codec_sees_the_id_of_each_body(tmp_path):
         stored = store.stored_body(store.entry(A))
         with pytest.raises(RecordError, match="not_of_this_id"):
             store._opened.backends.decode_body(B, stored)
+
+
+# -- what an error of the disk says -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A store that flushes with each write, a client, and its disk."""
+    files = FullDisk()
+    store = open_with(tmp_path, files, sync_interval=0)
+    yield store, store.client(), files
+    store.abandon()
+
+
+def test_write_that_flushes_says_it_was_taken(full):
+    store, client, files = full
+    files.full = True
+    with pytest.raises(msgstore.StoreIOError, match="The message was taken: do not repeat the write") as caught:
+        client.write(IDS[1], b"1")
+    assert (caught.value.applied, caught.value.taken, client.read(IDS[1])) == (True, 1, b"1")
+    with pytest.raises(msgstore.StoreIOError, match="The message was not taken: repeat the write") as caught:
+        client.write(IDS[2], b"2")
+    assert (caught.value.applied, caught.value.taken, client.contains(IDS[2])) == (False, 0, False)
+    files.full = False
+    client.write(IDS[2], b"2")
+    assert (store.references(IDS[1]), store.references(IDS[2])) == (1, 1)
+
+
+def test_write_many_says_how_many_were_taken(full):
+    _, client, files = full
+
+    def pairs():
+        for msg_id in IDS[:5]:
+            files.full = msg_id == IDS[3]
+            yield msg_id, b"body"
+
+    with pytest.raises(msgstore.StoreIOError, match="The 3 messages before it were taken") as caught:
+        client.write_many(pairs())
+    assert (caught.value.applied, caught.value.taken) == (True, 4)
+    assert [client.contains(msg_id) for msg_id in IDS[:5]] == [True] * 4 + [False]
+
+
+def test_write_many_of_a_list_counts_the_taken(tmp_path):
+    files = FullDisk()
+    store = open_with(tmp_path, files, sync_interval="1h", max_unconfirmed="4KiB", gc_interval=0)
+    client = store.client()
+    files.full = True
+    with pytest.raises(msgstore.StoreIOError) as caught:
+        client.write_many([(msg_id, msg_id * 30) for msg_id in IDS])
+    taken = caught.value.taken
+    assert [client.contains(msg_id) for msg_id in IDS] == [True] * taken + [False] * (40 - taken)
+    assert 0 < taken < 10
+    store.abandon()
+
+
+def test_remove_of_unreadable_entries_removes_none(tmp_path, index, monkeypatch):
+    """What is on disk keeps its references; a repeated call with ``error.ids`` removes one of each."""
+    store = open_with(tmp_path, index=index, sync_interval="1h", gc_interval=0)
+    client, other = store.client(), store.client()
+    client.write_many([(msg_id, b"disk") for msg_id in IDS[:3]])
+    store.flush()
+    client.write(IDS[4], b"memory")
+    other.write(IDS[4], b"memory")
+    monkeypatch.setattr(store._accounting.index, "release", failing())
+    with pytest.raises(msgstore.StoreIOError) as caught:
+        client.remove([IDS[0], IDS[4], IDS[1]])
+    assert (caught.value.applied, caught.value.ids) == (False, (IDS[0], IDS[1]))
+    assert [store.references(msg_id) for msg_id in (IDS[0], IDS[1], IDS[4])] == [1, 1, 1], "a failed removal took references"
+    monkeypatch.undo()
+    client.remove(caught.value.ids)
+    assert [store.references(msg_id) for msg_id in (IDS[0], IDS[1], IDS[4])] == [0, 0, 1]
+    store.close()
+
+
+def test_repeated_removal_takes_no_second_reference(tmp_path, index, monkeypatch):
+    """Of a message on disk that has another reference in memory only: that one is gone when the removal fails."""
+    store = open_with(tmp_path, index=index, sync_interval="1h", gc_interval=0)
+    client = store.client()
+    client.write_many([(msg_id, b"disk") for msg_id in IDS[:2]])
+    store.flush()
+    client.write(IDS[0], b"disk")
+
+    monkeypatch.setattr(store._accounting.index, "release", failing())
+    with pytest.raises(msgstore.StoreIOError) as caught:
+        client.remove(IDS[:2])
+    monkeypatch.undo()
+    client.remove(getattr(caught.value, "ids", IDS[:2]))
+    assert (store.references(IDS[0]), store.references(IDS[1])) == (1, 0), "a message lost more references than were removed"
+    store.close()

@@ -1,0 +1,121 @@
+"""Shares of files of rows: the lines that begin in some bytes of a file, or some row groups of Parquet. Any process reads one.
+
+The rows are messages to import, or counts of references. Lines are read without pyarrow, the extra ``msgstore[parquet]``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from msgstore.contract import ConfigError, StoreIOError
+from msgstore.files import Files
+from msgstore.jobs.workers import check_pyarrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+SHARE = 64 * 2**20
+"""Bytes that one task reads: of lines, or of row groups without their compression."""
+BLOCK = 8 * 2**20
+"""Bytes of lines that are parsed together."""
+LONGEST = 2**29
+"""Bytes of a line."""
+
+
+@attrs.frozen
+class Share:
+    """Input of one task. Small and picklable."""
+
+    path: str
+    begin: int
+    """Offset, or number of a row group."""
+    end: int
+    size: int
+    """Bytes of the lines, or of the row groups without their compression."""
+    is_parquet: bool = False
+    first_row: int = 0
+    """Number of the first row of the row groups."""
+
+
+def is_parquet(path: Path) -> bool:
+    """Return True by the extension or the first bytes. Files of Hive and Trino have no extension; no line begins so."""
+    if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
+        return path.suffix == ".parquet"
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def shares_of(path: Path, size: int, check: Callable[[pa.Schema], object]) -> list[Share]:
+    """Return the shares of a file; ``check`` gets the columns of Parquet. Raises ConfigError, StoreIOError."""
+    with io_errors(path):
+        if not is_parquet(path):
+            total = path.stat().st_size
+            return [Share(str(path), at, min(at + size, total), min(size, total - at)) for at in range(0, total or 1, size)]
+    shares, begin, held, first, row = [], 0, 0, 0, 0
+    with open_parquet(path) as file:
+        check(file.schema_arrow)
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            held, row = held + group.total_byte_size, row + group.num_rows
+            if held >= size or number == file.num_row_groups - 1:
+                shares.append(Share(str(path), begin, number + 1, held, is_parquet=True, first_row=first))
+                begin, held, first = number + 1, 0, row
+    return shares
+
+
+def read_blocks(share: Share) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the bytes of some MiB of whole lines; the first line of a file by itself, as it may be a header.
+
+    Raises ConfigError for a line of more than LONGEST bytes, StoreIOError.
+    """
+    with io_errors(share.path), Path(share.path).open("rb") as file:
+        if share.begin:
+            file.seek(share.begin - 1)
+            file.readline(LONGEST)  # belongs to the share before
+        while (offset := file.tell()) < share.end:
+            block = file.read(min(BLOCK, share.end - offset)) if offset else b""
+            if not block.endswith(b"\n"):
+                block += (rest := file.readline(LONGEST))
+                if len(rest) == LONGEST:
+                    raise ConfigError(f"{share.path}: the line at offset {offset} is longer than {LONGEST} bytes")
+            if not block:
+                return  # the file was cut
+            yield offset, block
+
+
+def line_number(path: str, offset: int) -> int:
+    """Return the number of the line that begins at ``offset``."""
+    with io_errors(path), Path(path).open("rb") as file:
+        return 1 + sum(file.read(min(BLOCK, offset - at)).count(b"\n") for at in range(0, offset, BLOCK))
+
+
+@contextmanager
+def open_parquet(path: Path | str) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file. Errors name it, also those of the block. Raises ConfigError for its content, StoreIOError."""
+    check_pyarrow(f"{path}: Parquet is read")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:  # opened by Python: pyarrow takes only names that are UTF-8, and not all file names are
+        with io_errors(path), os.fdopen(Files().open_read(Path(path)), "rb") as source, pq.ParquetFile(source) as file:
+            yield file
+    except (pa.ArrowException, KeyError, ValueError, EOFError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from error
+
+
+@contextmanager
+def io_errors(path: Path | str) -> Iterator[None]:
+    """Turn an error of the operating system about a file into StoreIOError. pyarrow's, for a damaged page, have no number."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise StoreIOError(f"{error.filename or path}: {error.strerror or error}") from error

@@ -1,0 +1,67 @@
+"""Calls in processes of their own, as many at a time as there are processors: what raises, hangs or dies is reported."""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import logging
+import multiprocessing
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+FORK = multiprocessing.get_context("fork")
+PROCESSES = max(2, os.cpu_count() or 2)
+HANG_SECONDS = 60
+"""After so long a call is said to hang. Its stack is on standard error."""
+
+
+def in_processes(
+    calls: Iterable[tuple[str, Callable[[int], object]]], seconds: float = HANG_SECONDS
+) -> Iterator[tuple[str, Any, str]]:
+    """Yield (label, result, error) of each call, which is made in a fork of this process. ``error``: what it raised, or how its
+    process ended; empty if it returned.
+
+    A call gets a number that no other has at the same time, for a directory of its own.
+    """
+    calls, free = iter(calls), list(range(PROCESSES))
+    running: dict[Connection, tuple[str, int, Any]] = {}
+    try:
+        while True:
+            for label, call in itertools.islice(calls, len(free)):
+                reading, writing = FORK.Pipe(duplex=False)
+                process = FORK.Process(target=_attempt, args=(call, free[-1], seconds, writing))
+                with warnings.catch_warnings():  # of threads, which have no lock that a call needs
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                writing.close()
+                running[reading] = label, free.pop(), process
+            if not running:
+                return
+            for reading in wait(list(running)):
+                label, number, process = running.pop(reading)  # type: ignore[index]
+                free.append(number)
+                try:
+                    result, error = reading.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    process.join()
+                    result, error = None, f"the process ended with exit status {process.exitcode}: see its standard error"
+                process.join()
+                yield label, result, error
+    finally:
+        for _, _, process in running.values():
+            process.kill()
+
+
+def _attempt(call: Callable[[int], object], number: int, seconds: float, writing: Connection) -> None:
+    logging.disable(logging.CRITICAL)  # damage is most of what happens here
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        writing.send((call(number), ""))
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)[-4:])
+        writing.send((None, text.encode(errors="backslashreplace").decode()))
+    os._exit(0)
