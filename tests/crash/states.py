@@ -51,43 +51,44 @@ def written(content: bytes, offset: int, data: bytes | None) -> bytes:
     return head if data is None else head + data + content[offset + len(data) :]
 
 
-NameEdit = dict[str, int | None]
+Names = dict[str, Inode]
+NameEdit = dict[str, Inode | None]
 """What one operation does to names, in one step: name to inode, or None if it goes."""
 
 
-def edited(names: dict[str, int], edit: NameEdit) -> dict[str, int]:
-    return {name: number for name, number in {**names, **edit}.items() if number is not None}
+def edited(names: Names, edit: NameEdit) -> Names:
+    return {name: inode for name, inode in {**names, **edit}.items() if inode is not None}
 
 
 class Disk:
     def __init__(self, initial: Tree) -> None:
-        """``initial``: what was there before, durable. Inodes are numbered as the recorder numbers them."""
-        self.names = {name: number for number, name in enumerate(sorted(initial))}
-        self.inodes = {number: Inode(initial[name].whole, initial[name].mtime) for name, number in self.names.items()}
-        for inode in self.inodes.values():
-            inode.sync()
+        """``initial``: what was there before, durable."""
+        self.names = {name: Inode(state.whole, state.mtime, state.whole, state.mtime) for name, state in initial.items()}
         self.durable_names = self.names
         self.unsynced_names: list[NameEdit] = []
+        self.deleted: Names = {}
+        """Files without a name, which may be open."""
         self.lmdb: Tree = {}
         self.lmdb_synced: set[str] = set()
         """Of "." and LMDB's directory those that were synced since LMDB's files were made."""
 
     def apply(self, operation: Operation) -> None:
-        name, arguments, inode = operation.path, operation.arguments, self.inodes.get(operation.inode, Inode())
+        name, arguments, mtime = operation.path, operation.arguments, operation.mtime
+        inode = self.names.get(name) or self.deleted.get(name) or Inode()
         match operation.kind:
             case "create":
-                self.inodes[operation.inode] = Inode(mtime=operation.mtime)
-                self._rename({name: operation.inode})
+                self._rename({name: Inode(mtime=mtime)})
             case "pwrite":
-                inode.change(arguments[1], arguments[0], operation.mtime)
+                inode.change(arguments[1], arguments[0], mtime)
             case "truncate":
-                inode.change(arguments[0], None, operation.mtime)
+                inode.change(arguments[0], None, mtime)
             case "set_mtime":
                 inode.mtime = arguments[0]
             case "unlink":
+                self.deleted[name] = inode
                 self._rename({name: None})
             case "replace":
-                self._rename({name: None, arguments[0]: self.names[name]})
+                self._rename({name: None, arguments[0]: inode})
             case "sync":
                 inode.sync()
             case "sync_directory":
@@ -110,8 +111,9 @@ class Disk:
 
     def inside(self, operation: Operation) -> Iterator[tuple[str, Tree]]:
         """What the process leaves that is killed inside the operation, which comes next."""
-        if operation.kind == "pwrite":
-            inode, (whole, offset) = self.inodes[operation.inode], operation.arguments
+        inode = self.names.get(operation.path)
+        if operation.kind == "pwrite" and inode:
+            whole, offset = operation.arguments
             # Every 512 bytes of the write, and at every sector of the file.
             cuts = {*range(SECTOR, len(whole), SECTOR), *range(-offset % SECTOR, len(whole), SECTOR)} - {0}
             for cut in sorted(cuts):
@@ -150,11 +152,11 @@ class Disk:
                     tree = {**before, name: with_pages(before[name], after[name], some)}
                     yield "random pages of the commit", self._tree(self.names, dropped, tree)
 
-    def _tree(self, names: dict[str, int], policy: Policy, lmdb: Tree | None = None) -> Tree:
+    def _tree(self, names: Names, policy: Policy, lmdb: Tree | None = None) -> Tree:
         """``lmdb``: of its files, if they are not as they were written."""
         tree = {LOCK: FileState(ENDED, len(ENDED), 0)}
-        for name, number in names.items():
-            content, mtime = policy(self.inodes[number])
+        for name, inode in names.items():
+            content, mtime = policy(inode)
             tree[name] = FileState(content, len(content), mtime)
         return {**tree, **(self.lmdb if lmdb is None else lmdb)}
 

@@ -10,7 +10,7 @@ damaged-row-is-trusted: A flipped bit in the index's row of a segment is not not
 @ msgstore.engine.open.recovery_plan
 hidden-marker-is-not-recognised: A store that was killed between its first change and its first commit says that another program
     has changed it.
-  compare_with_index  tests/test_opening_faults.py::test_killed_before_first_commit_scans_the_tail
+  compare_with_index  tests/test_opening.py::test_killed_before_first_commit_scans_the_tail
   - saved in (shutdown_files.clean, shutdown_files.pending)
   + saved == shutdown_files.clean
 flipped-size-passes-for-a-torn-write: One flipped bit in a size lets a compaction cut off every message after it.
@@ -24,16 +24,16 @@ tail-scan-resets-counts: After a crash a message with several references has one
   + ]
 @ msgstore.engine.open.reconcile
 lost-messages-stay-in-the-index: A message whose segment is missing is still said to be there, and reading it raises an error.
-  reconcile  tests/test_small_damage.py::test_damaged_directory_keeps_what_records_confirm
+  reconcile  tests/test_opening.py::test_damaged_directory_keeps_what_records_confirm
   - index.release(list(gone))
   + pass
 moved-records-lose-their-counts: Messages that another program has moved have one reference each, and go with the first removal.
-  reconcile  tests/test_small_damage.py::test_damaged_directory_keeps_what_records_confirm
+  reconcile  tests/test_opening.py::test_damaged_directory_keeps_what_records_confirm
   - copies.values(), [gone[msg_id] for msg_id in copies])
   + copies.values())
 first-record-after-the-row-is-dead: The first message that was appended after the last clean stop is lost when the index is
     reconciled.
-  _find_new  tests/test_small_damage.py::test_damaged_directory_keeps_what_records_confirm
+  _find_new  tests/test_opening.py::test_damaged_directory_keeps_what_records_confirm
   - is_new = offset >= size or
   + is_new = offset > size or
 @ msgstore.engine.open.broker_counts
@@ -59,7 +59,7 @@ store-appends-after-a-torn-record: After a crash the store appends after a torn 
 @ msgstore.engine.open.clean_shutdown
 first-change-deletes-the-marker: After a kill before the first commit the saved counts are distrusted: a start reads whole
     segments, and warns of another program.
-  CleanStopMarker.retire  tests/test_opening_faults.py::test_killed_before_first_commit_scans_the_tail
+  CleanStopMarker.retire  tests/test_opening.py::test_killed_before_first_commit_scans_the_tail
   - files.replace(directory / CLEAN, directory / PENDING_CLEAN)
   + files.unlink(directory / CLEAN)
 broker-counts-are-deleted: An opening that is killed half-way has destroyed the only counts of a broker's directory.
