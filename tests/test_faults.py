@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -45,24 +46,15 @@ def references(store: msgstore.Store) -> tuple[int, ...]:
     return tuple(store.references(msg_id) for msg_id in (KEPT, SHARED, REMOVED))
 
 
-def test_descriptor_after_failed_close_is_not_reused(cell, tmp_path):
+def test_descriptor_after_failed_close_is_not_reused(cell, tmp_path, monkeypatch):
     """The next file that is opened may have its number: somebody else's."""
-
-    class FailingClose(UnsyncedFiles):
-        fail = False
-
-        def close(self, fd):
-            super().close(fd)
-            if self.fail:
-                self.fail = False
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    files = FailingClose()
+    files = UnsyncedFiles()
     store = open_with(tmp_path / "store", files, **cell.keys, sync_interval="1h")
     client = store.client()
     client.write(KEPT, b"1")
     store.flush()
-    files.fail = True
+    close = files.close
+    monkeypatch.setattr(files, "close", lambda fd: (close(fd), monkeypatch.undo(), failing()()))
     with pytest.raises(msgstore.StoreIOError):
         store.roll()
     with (tmp_path / "somebody else's").open("wb") as other:
@@ -70,8 +62,8 @@ def test_descriptor_after_failed_close_is_not_reused(cell, tmp_path):
         store.flush()
         assert os.fstat(other.fileno()).st_size == 0
         store.close()
-    with open_with(tmp_path / "store", **cell.keys) as store, store.client() as client:
-        assert client.read_many([KEPT, LATER]) == {KEPT: b"1", LATER: b"2" * 1000}
+    with open_with(tmp_path / "store", **cell.keys) as store:
+        assert store.read_many([KEPT, LATER]) == {KEPT: b"1", LATER: b"2" * 1000}
 
 
 @pytest.mark.parametrize("undone", [True, False], ids=["undone", "not undone"])
@@ -189,22 +181,17 @@ def test_writes_on_full_disk_are_bounded(cell, tmp_path):
 
 def test_flush_waits_for_running_confirm_callbacks(cell, tmp_path):
     telling, go_on, confirmed = threading.Event(), threading.Event(), []
-
-    def slow(ids):
-        telling.set()
-        go_on.wait(30)
-
     store = open_with(tmp_path, **cell.keys, sync_interval="1ms")
-    store.client("slow", on_confirm=slow).write(KEPT, b"1")
+    store.client("slow", on_confirm=lambda _: (telling.set(), go_on.wait(30))).write(KEPT, b"1")
     other = store.client("other", on_confirm=confirmed.extend)
     assert telling.wait(30)
     other.write(LATER, b"2")
-    flushing = threading.Thread(target=store.flush)
-    flushing.start()
-    flushing.join(0.05)
-    assert flushing.is_alive()
-    go_on.set()
-    flushing.join(30)
+    with ThreadPoolExecutor(1) as pool:
+        flushing = pool.submit(store.flush)
+        with pytest.raises(TimeoutError):
+            flushing.result(0.05)
+        go_on.set()
+        flushing.result(30)
     assert confirmed == [LATER]
     store.close()
 

@@ -50,60 +50,47 @@ def refusals(*calls):
 
 @pytest.mark.parametrize("held", [False, True])
 def test_forked_child_is_refused_parent_goes_on(tmp_path, cell, held):
+    """``held``: the locks are held by a thread that the child does not have."""
     with msgstore.open_store(tmp_path / "store", **cell.keys) as store, store.client() as client:
         client.write(ID, b"parent")
         calls = [
-            lambda: client.write(bytes([1]) * 16, b"child"),
-            lambda: client.remove([ID]),
-            lambda: client.read(ID),
-            store.flush,
-            store.stats,
-            store.roll,
-            store.compact,
-            store.client,
-        ]
+            lambda: client.write(bytes([1]) * 16, b"child"), lambda: client.remove([ID]), lambda: client.read(ID),
+            store.flush, store.stats, store.roll, store.compact, store.client,
+        ]  # fmt: skip
 
         def check():
             said = refusals(*calls)
             client.close()
             store.close()
             store.abandon()
+            with msgstore.open_store(tmp_path / "childs", **cell.keys) as own:
+                own.client().write(ID, b"child")
+            with pytest.raises(msgstore.StoreLocked):
+                msgstore.open_store(store.path, **cell.keys)
             return said
 
-        if held:  # by a thread that the child does not have
-            taken, done = threading.Event(), threading.Event()
+        taken, done = threading.Event(), threading.Event()
 
-            def hold():
-                with store._accounting.flush_lock, store._accounting.state_lock:
-                    taken.set()
-                    done.wait(60)
+        def hold():
+            with store._accounting.flush_lock, store._accounting.state_lock:
+                taken.set()
+                done.wait(60)
 
-            thread = threading.Thread(target=hold)
+        thread = threading.Thread(target=hold)
+        if held:
             thread.start()
             taken.wait()
         said = in_child(check)
+        done.set()
         if held:
-            done.set()
             thread.join()
         assert said == ""
         client.write(bytes([2]) * 16, b"parent")
         store.flush()
-    with msgstore.open_store(tmp_path / "store", **cell.keys) as store, store.client() as client:
-        assert client.read_many([ID, bytes([1]) * 16, bytes([2]) * 16]) == {ID: b"parent", bytes([2]) * 16: b"parent"}
-
-
-def test_forked_child_opens_another_store(tmp_path, cell):
-    with msgstore.open_store(tmp_path / "parents", **cell.keys) as store:
-
-        def check():
-            with msgstore.open_store(tmp_path / "childs", **cell.keys) as own, own.client() as client:
-                client.write(ID, b"child")
-            with pytest.raises(msgstore.StoreLocked):
-                msgstore.open_store(store.path, **cell.keys)
-
-        assert in_child(check) == ""
-    with msgstore.open_store(tmp_path / "childs", **cell.keys) as own, own.client() as client:
-        assert client.read(ID) == b"child"
+    with msgstore.open_store(tmp_path / "store", **cell.keys) as store:
+        assert store.read_many([ID, bytes([1]) * 16, bytes([2]) * 16]) == {ID: b"parent", bytes([2]) * 16: b"parent"}
+    with msgstore.open_store(tmp_path / "childs", **cell.keys) as own:
+        assert own.read(ID) == b"child"
 
 
 @pytest.mark.parametrize("mode", ["r", "rw"])

@@ -100,12 +100,8 @@ class Unresolved:
 
 
 @attrs.frozen
-class Unsupported:
+class Unfit:
     when: SimpleNamespace | None = None
-
-
-@attrs.frozen
-class Failing:
     share: float = attrs.field(default=1.0, validator=lambda _, __, value: 1 / value)
 
 
@@ -119,9 +115,10 @@ class Failing:
         (HalfEmptyOptions, {"garbage": 1}, "is not a fraction between 0 and 1"),
         (HalfEmptyOptions, {"garbage": "half"}, "'half' is not a number"),
         (HalfEmptyOptions, {"garbage": True}, "True is not a number"),
+        (HalfEmptyOptions, {"garbage": 10**400}, "here garbage: int too large to convert to float"),
         (Unresolved, {}, "here: the class of options .*Unresolved cannot be used: NameError: .*Sice"),
-        (Unsupported, {"when": "UTC"}, "here when: the class of options .*Unsupported cannot be used: StructureHandler"),
-        (Failing, {"share": 0}, "here: the class of options .*Failing cannot be used: ZeroDivisionError"),
+        (Unfit, {"when": "UTC"}, "here when: the class of options .*Unfit cannot be used: StructureHandler"),
+        (Unfit, {"share": 0}, "here: the class of options .*Unfit cannot be used: ZeroDivisionError"),
     ],
 )
 def test_wrong_options_are_refused(options, table, message):

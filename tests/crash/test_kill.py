@@ -23,8 +23,7 @@ from typing import Any
 import pytest
 
 from crash.history import CrashCell
-from stress.running import USUAL
-from stress.worker import Board, Findings, Task, Worker, body_of
+from stress.worker import USUAL, Board, Findings, Task, Worker, body_of
 from support import needs_foreign, open_with
 
 pytestmark = pytest.mark.crash

@@ -15,6 +15,7 @@ import msgstore
 
 LARGE_MESSAGE = 24 * 1024
 """The ``large_message`` of the stores."""
+USUAL = {"file_size_limit": 32 * 2**10, "large_message": LARGE_MESSAGE, "sync_interval": "5ms", "gc_interval": "100ms"}
 SLOTS = 256
 SHARED, TWICE = 0.04, 0.03
 """Of the messages: written by several clients, and twice by one."""

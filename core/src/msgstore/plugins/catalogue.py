@@ -42,6 +42,7 @@ from msgstore.contract import (
 from msgstore.plugins.loader import Loaded, Provider, Registration, extensions_of, find_entry_points, load
 
 D = TypeVar("D", bound=Descriptor)
+_Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 NOUNS = {
     "format": "segment format",
@@ -195,7 +196,7 @@ class Catalogue(Loaded):
                 if not callable(found.descriptor.load_factory()):
                     raise TypeError(f"{found.descriptor.factory} is not callable")
             except (Exception, SystemExit) as error:
-                yield str(self._broken(found.descriptor, "cannot be imported", error))
+                yield str(self.broken(found.descriptor, "cannot be imported", error))
 
     def make(self, descriptor: Descriptor, argument: object) -> Any:
         """Call the factory of ``descriptor``. Exceptions of the plugin and missing methods become BrokenPlugin: otherwise the
@@ -208,16 +209,20 @@ class Catalogue(Loaded):
         return backend
 
     @contextmanager
-    def attribute_errors(self, descriptor: Descriptor, failed: str) -> Iterator[None]:
-        """Convert exceptions of calls to a backend to BrokenPlugin. ``failed`` says what the plugin could not do, and where."""
+    def attribute_errors(
+        self, descriptor: Descriptor, failed: str, *, passing: _Exceptions = (MsgStoreError, OSError)
+    ) -> Iterator[None]:
+        """Convert exceptions of calls to a backend to BrokenPlugin. ``failed`` says what the plugin could not do, and where.
+        ``passing`` passes unchanged: by default, what is about the store, not about the plugin."""
         try:
             yield
-        except (MsgStoreError, OSError):  # about the store, not about the plugin
+        except passing:
             raise
         except (Exception, SystemExit) as error:
-            raise self._broken(descriptor, failed, error) from error
+            raise self.broken(descriptor, failed, error) from error
 
-    def _broken(self, descriptor: Descriptor, failed: str, error: BaseException) -> BrokenPlugin:
+    def broken(self, descriptor: Descriptor, failed: str, error: BaseException) -> BrokenPlugin:
+        """Return the error that says what a plugin could not do, and why."""
         found = self._registration(descriptor)
         return BrokenPlugin(
             f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} {failed}: "

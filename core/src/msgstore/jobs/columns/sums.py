@@ -55,19 +55,16 @@ class IdAggregator:
 
     def totals(self) -> Iterator[pa.Table]:
         """Yield tables with each id once over all, with the sums of its numbers under the names of ``schema``."""
-        if not (self._in_buckets or self._files):
-            yield self._added_up(pa.Table.from_batches(self._waiting, self._schema))
-            return
         self._divide()
-        for number, writer in enumerate(self._files):
+        for number, batches in enumerate(self._buckets):
             with self._on_disk():
-                writer.close()
-                with pa.memory_map(str(self._directory / str(number))) as file:
-                    batches = [*pa.ipc.open_stream(file), *self._buckets[number]]
-                    added_up = self._added_up(pa.Table.from_batches(batches, self._schema))
+                if self._files:
+                    self._files[number].close()
+                    file = self._stack.enter_context(pa.memory_map(str(self._directory / str(number))))
+                    batches = [*pa.ipc.open_stream(file), *batches]
+                added_up = self._added_up(pa.Table.from_batches(batches, self._schema))
+            batches.clear()
             yield added_up
-        while self._buckets and not self._files:
-            yield self._added_up(pa.Table.from_batches(self._buckets.pop(), self._schema))
 
     def _added_up(self, rows: pa.Table) -> pa.Table:
         ids, *numbers = self._schema.names
