@@ -126,10 +126,6 @@ def test_wrong_options_are_refused(options, table, message):
         structure(options, table, "here")
 
 
-def test_options_with_units_are_parsed():
-    assert structure(RetentionOptions, {"max_age": "7d", "max_bytes": "1GiB"}, "here") == RetentionOptions(7 * 86400.0, 2**30)
-
-
 # -- what any policy may answer -------------------------------------------------------------------------------------------
 
 SEGMENTS = [stats(1), stats(2), stats(3, quarantined=True), stats(4, 900, 900), stats(5, current=True), stats(6)]
