@@ -9,7 +9,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from msgstore.jobs.columns.arrays import fixed_width
+from msgstore.jobs.columns.sums import fixed_width
 from msgstore.jobs.diff import DIGEST, DiffJob, DiffReport, Side, digest
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.tasks import pack

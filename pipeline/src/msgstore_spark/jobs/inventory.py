@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from msgstore.contract import Columns
-from msgstore.jobs.columns.arrays import fixed_width, int64
+from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, report_of
 from msgstore.jobs.reading.segment_check import judge

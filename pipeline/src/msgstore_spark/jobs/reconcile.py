@@ -19,8 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from msgstore.jobs.classes import ROWS, commit, finish, rows_of_records, staging_of
-from msgstore.jobs.columns.arrays import of_any_length
-from msgstore.jobs.columns.sums import IdAggregator
+from msgstore.jobs.columns.sums import IdAggregator, of_any_length
 from msgstore.jobs.counts import read_share
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import read_intact
