@@ -136,19 +136,6 @@ def test_settings_reach_disk_before_first_segment(durability, tmp_path):
     assert not [name for name in names if name.endswith((".sqs", ".rdq"))]
 
 
-def test_birth_killed_anywhere_locks_nobody_out(tmp_path):
-    for name, files in stops():
-        path, store = tmp_path / name, None
-        with contextlib.suppress(Crash):
-            store = open_with(path, files)
-            with store.client() as client:
-                client.write(ID, b"body")
-                store.flush()
-        if store is not None:
-            store.abandon()
-        open_with(path).close()
-
-
 @needs_erlang
 def test_adoption_killed_anywhere_loses_nothing(index, broker, tmp_path):
     with open_with(broker, mode="r") as store:

@@ -19,7 +19,7 @@ from msgstore.contract import Columns
 from msgstore.engine.segment import hints
 from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, Crash, UnsyncedFiles
-from support import CELLS, failing, open_with, stops, unchanged, until
+from support import CELLS, failing, open_with, stops, unchanged
 
 ETS = [cell for cell in CELLS.values() if cell.index == "ets"]
 
@@ -168,21 +168,6 @@ def test_first_copy_in_segment_wins(tmp_path, ets):
     assert (len(recovery.hinted), recovery.entered, recovery.garbage) == (1, 2, 1)
 
 
-def test_segment_emptied_soon_gets_no_hint(tmp_path, ets, monkeypatch):
-    """Hints wait until their segments have shown that they stay; those that stay are written without being asked for."""
-    monkeypatch.setattr(hints, "DELAY_SECONDS", 0.2)
-    store = open_with(tmp_path, **ets | {"file_size_limit": 2**21, "sync_interval": "5ms"})
-    client, gone = store.client(), ids(2500)
-    for first in (0, 5000):
-        client.write_many((msg_id, bytes(1000)) for msg_id in ids(first, first + 2500))
-        store.flush()
-        if not first:
-            client.remove(gone)
-    until(lambda: hints_in(tmp_path, "*.hint"), seconds=30)
-    assert hints_in(tmp_path, "msgstore-0.*.hint") == []
-    store.abandon()
-
-
 # -- stale and damaged ----------------------------------------------------------------------------------------------------
 
 
@@ -289,26 +274,12 @@ def test_hint_that_cannot_be_fails_nothing(tmp_path, ets, files, why, monkeypatc
     assert check(tmp_path, ets, ids(150)).hinted == []
 
 
-def test_hint_after_failed_append_is_right(tmp_path, ets):
+def test_hint_after_failed_append_is_right(tmp_path, ets, files):
     """What was appended before the failure is written once more: the segments have copies."""
-
-    class FailingInTheSecond(UnsyncedFiles):
-        second = None
-
-        def create(self, path):
-            fd = super().create(path)
-            self.second = fd if path.name.startswith("1.") else self.second
-            return fd
-
-        def pwrite(self, fd, data, offset):
-            if fd == self.second and len(data) > 1000:
-                self.second = None
-                super().pwrite(fd, memoryview(data)[:10], offset)
-                failing(errno.ENOSPC)()
-            super().pwrite(fd, data, offset)
-
-    store = open_with(tmp_path, FailingInTheSecond(), **ets, file_size_limit=4000, gc_interval=0)
+    store = open_with(tmp_path, files, **ets, file_size_limit=4000, gc_interval=0)
     write(store, 10)
+    fail = failing(errno.ENOSPC)
+    files.after("pwrite", lambda: files.before("pwrite", fail, "1."), "1.")  # the first write is the header
     with pytest.raises(msgstore.StoreIOError):
         write(store, 10, 200)
     store.flush()

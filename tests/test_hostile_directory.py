@@ -124,23 +124,17 @@ def test_scan_and_salvage_never_touch_lmdb(tmp_path, monkeypatch):
 
 def test_checkpoint_row_with_flipped_bit_is_refused(tmp_path):
     """A wrong count of live records would make a segment look empty."""
-    with msgstore.open_store(tmp_path, index="ets") as store, store.client() as client:
-        client.write(b"i" * 16, b"body")
-        store.flush()
-        segment = next(iter(store._segments))
-        key, row = checkpoint.row_key(segment), checkpoint.pack_row(segment)
-        assert checkpoint.rows({key: row})[segment.path.name].live_count == 1
-        assert checkpoint.rows({key: row[:-4]})[segment.path.name].live_count == 1  # as it was written before
-        for bit in range(8 * len(row)):
-            flipped = bytearray(row)
-            flipped[bit // 8] ^= 1 << bit % 8
-            with pytest.raises(ValueError, match="damaged"):
-                checkpoint.rows({key: bytes(flipped)})
+    store = msgstore.open_store(filled(tmp_path, [(b"i" * 16, b"body")], index="ets"), index="ets")
+    [segment] = store._segments
+    key, row = checkpoint.row_key(segment), checkpoint.pack_row(segment)
+    assert checkpoint.rows({key: row})[segment.path.name] == checkpoint.rows({key: row[:-4]})[segment.path.name]  # as before
+    flipped = [row[: bit // 8] + bytes([row[bit // 8] ^ 1 << bit % 8]) + row[bit // 8 + 1 :] for bit in range(8 * len(row))]
+    for wrong in ({key.replace(b"0", b"1"): row}, *({key: data} for data in flipped)):
         with pytest.raises(ValueError, match="damaged"):
-            checkpoint.rows({key.replace(b"0", b"1"): row})
-        segment.live_bytes, before = -1, segment.live_bytes
-        with pytest.raises(msgstore.StoreError, match="index is damaged"):
-            checkpoint.pack_row(segment)
-        segment.live_bytes, segment.sealed_mtime_ns = before, 2**63 + 5
-        assert checkpoint.rows({key: checkpoint.pack_row(segment)})[segment.path.name].mtime_ns is None
-        segment.sealed_mtime_ns = None
+            checkpoint.rows(wrong)
+    segment.sealed_mtime_ns = 2**63 + 5
+    assert checkpoint.rows({key: checkpoint.pack_row(segment)})[segment.path.name].mtime_ns is None
+    segment.live_bytes = -1
+    with pytest.raises(msgstore.StoreError, match="index is damaged"):
+        checkpoint.pack_row(segment)
+    store.abandon()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import msgstore
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.testing.faults import Crash
 from msgstore_lmdb_index import rescue
-from support import DATA, RealDirectory, counts, failing, filled, hashes, open_with
+from support import DATA, RealDirectory, counts, filled, hashes, open_with
 
 ONE, THREE, GONE, LAST = (bytes([n]) * 16 for n in (1, 3, 7, 9))
 EXACT = {ONE: 1, THREE: 3, LAST: 1}
@@ -204,35 +203,6 @@ def test_progress_callback_raising_stops_opening_unharmed(many_segments, tmp_pat
         assert set(counts(store)) == set(LIVE)
 
 
-# -- lost segments ------------------------------------------------------------------------------------------------------------
-
-
-def three_segments(path, keys, *, killed=False):
-    """Ten messages in each, of which the first is removed and the others have two references; one copy is dead. Return the
-    counts."""
-    store = open_with(path, **keys, **KEYS)
-    for number in range(3):
-        write(store, ids(number))
-        store.flush()
-        write(store, ids(number, first=1))
-        store.client().remove(ids(number)[:1])
-        store.roll()
-    store.abandon() if killed else store.close()
-    return dict.fromkeys(ids(0, 1, 2, first=1), 2)
-
-
-def lose(path, number, how="missing"):
-    """A segment goes, or its last record; or all but a piece of it. Return its name and the lost ids."""
-    (file,) = path.glob(f"{number}.*")
-    with msgstore.open_store(path, mode="r", index="lmdb" if (path / "msgstore-lmdb").exists() else "ets") as store:
-        offset = max(entry.offset for entry in store.entries() if entry.number == number)
-    if how == "missing":
-        file.unlink()
-    else:
-        os.truncate(file, offset + (20 if how == "torn" else 0))
-    return file.name, set(ids(number, first=1 if how == "missing" else 9))
-
-
 def test_recovery_after_lost_segment_uses_dead_copy(cell, tmp_path):
     """In a segment that the index knows, where it was dead."""
     keys = cell.keys | KEYS
@@ -255,17 +225,6 @@ def test_recovery_after_lost_segment_uses_dead_copy(cell, tmp_path):
         assert (recovery.missing, recovery.first_missing) == (0, None)
         assert recovery.damaged[-1].endswith("is missing; the index has 1 live messages in it")
         assert [segment.live_count for segment in store.segments()] == [2]
-
-
-def test_loss_of_every_segment_is_reported(cell, tmp_path):
-    three_segments(tmp_path, cell.keys)
-    names = [file.name for file in segment_files(tmp_path)]
-    for name in names:
-        (tmp_path / name).unlink()
-    with open_with(tmp_path, **cell.keys, mode="r") as store:
-        recovery = store.stats().recovery
-        assert recovery.damaged == [f"{name}: is missing; the index has 9 live messages in it" for name in names]
-        assert (recovery.how, recovery.missing, store.stats().messages) == ("reconciled", 27, 0)
 
 
 # -- from one index to another ------------------------------------------------------------------------------------------------
@@ -361,15 +320,3 @@ def test_damaged_index_of_before_gives_no_counts(tmp_path):
     store.abandon()
     with open_with(tmp_path, index="lmdb") as store:
         assert {store.references(i) for i in TEN} == {1}, "an index that was left years ago has given its counts"
-
-
-def test_late_failure_keeps_counts_of_lossy_directory(cell, tmp_path, files):
-    """The index on disk knows what it knew until the store is open."""
-    expected = three_segments(tmp_path, cell.keys)
-    _, lost = lose(tmp_path, 1)
-    files.before("open_write", failing(), times=None)
-    files.before("replace", failing(), " msgstore-clean.dot", times=None)
-    with pytest.raises(msgstore.StoreError):
-        open_with(tmp_path, files, **cell.keys)
-    with open_with(tmp_path, **cell.keys) as store:
-        assert counts(store) == {i: n for i, n in expected.items() if i not in lost}

@@ -169,18 +169,3 @@ def test_copy_by_hard_links_has_own_writer(start, index, tmp_path):
     assert len(confirmed) == 5
     with open_with(path, index=index) as store:
         assert all(map(store.client().contains, [A, *confirmed]))
-
-
-def test_relative_path_elsewhere_says_where_the_process_is(index, tmp_path, monkeypatch):
-    """A store that was opened by a relative path, in a process that has changed its working directory since."""
-    (tmp_path / "there").mkdir()
-    monkeypatch.chdir(tmp_path)
-    store = open_with(Path("store"), index=index, **KEYS)
-    store.client().write(A, b"first")
-    monkeypatch.chdir(tmp_path / "there")
-    with pytest.raises(msgstore.StoreIOError, match=f"This path is relative, and the process is in {tmp_path / 'there'} now"):
-        store.flush()
-    assert not list((tmp_path / "there").iterdir())
-    monkeypatch.chdir(tmp_path)
-    store.flush()
-    store.close()

@@ -383,31 +383,27 @@ def test_record_type_of_other_format_is_named(machine):
         ("acme_rocks.index:Rocks", "ModuleNotFoundError: No module named 'acme_rocks'"),
         ("acme_rocks_plugin:Rocks", "AttributeError: "),
         ("acme_rocks_plugin:__name__", "TypeError: acme_rocks_plugin:__name__ is not callable"),
-        ("acme_rocks_plugin:hookimpl", None),
     ],
 )
 def test_factory_not_importable_is_a_problem(machine, factory, said):
     rocks(machine, factory=factory)
     assert list(msgstore.load_catalogue().problems()) == []  # what is not selected is not imported
-    problems = list(msgstore.load_catalogue().unloadable())
-    assert [said in problem and "'rocks' of acme-rocks 1.4.0" in problem for problem in problems] == [True] * (said is not None)
+    [problem] = msgstore.load_catalogue().unloadable()
+    assert said in problem
+    assert "'rocks' of acme-rocks 1.4.0" in problem
     command("plugins")
-    checked = command("plugins", "--check", "--json", code=0 if said is None else 2)
-    assert said is None or "cannot be imported" in checked.stdout
+    assert "cannot be imported" in command("plugins", "--check", "--json", code=2).stdout
 
 
 def test_misspelt_record_type_gets_a_suggestion(tmp_path):
-    with msgstore.open_store(tmp_path, record="checksum"):
-        pass
+    msgstore.open_store(tmp_path, record="checksum").close()
     for records, kind, told in (
         ({"records": {"chekcsum": 200}}, msgstore.PluginError, "Did you mean 'checksum'"),
         ({"recods": {"checksum": 4}}, msgstore.ConfigError, r"unknown key 'recods'\. Did you mean 'records'"),
-        ({"record": {"checksum": 4}}, msgstore.ConfigError, r"unknown key 'record'\. Did you mean 'records'"),
     ):
         with pytest.raises(kind, match=told) as caught:
             msgstore.open_store(tmp_path, format={"use": "v2", **records})
         assert "the store uses" not in str(caught.value)
-        assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ class Unfit:
         (HalfEmptyOptions, {"garbage": 1}, "is not a fraction between 0 and 1"),
         (HalfEmptyOptions, {"garbage": "half"}, "'half' is not a number"),
         (HalfEmptyOptions, {"garbage": True}, "True is not a number"),
+        (HalfEmptyOptions, {"garbage": 10**400}, "here garbage: int too large to convert to float"),
         (Unresolved, {}, "here: the class of options .*Unresolved cannot be used: NameError: .*Sice"),
         (Unfit, {"when": "UTC"}, "here when: the class of options .*Unfit cannot be used: StructureHandler"),
         (Unfit, {"share": 0}, "here: the class of options .*Unfit cannot be used: ZeroDivisionError"),

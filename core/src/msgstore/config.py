@@ -237,7 +237,7 @@ def _typed(kind: Any, value: object, where: str) -> Any:
         raise ConfigError(f"{where}: {value!r} is not a list. Write [{json.dumps(value, default=str)}].")
     try:
         return _converter.structure(value, kind)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 

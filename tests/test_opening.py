@@ -1,8 +1,7 @@
-"""Damage to a directory costs what it damaged, and no counts: they are kept wherever the records agree."""
+"""Openings of a directory that is damaged cost what was damaged, openings that fail cost nothing: counts are kept."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
@@ -11,6 +10,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import attrs
 import pytest
 
 import msgstore
+from crash.files import FaultyFiles, every_fault
 from msgstore.engine.open.recovery_plan import Recovery
-from msgstore.testing.faults import copy_of
+from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, copy_of, listing
 from support import command, failing, filled, flip, json_of, needs_erlang, open_with, unchanged
 from support import counts as references_of
 
@@ -171,7 +173,7 @@ def test_damaged_directory_keeps_what_records_confirm(path, kind, case, caplog):
     case.change(path)
     for mode in ("r", "rw"):
         caplog.clear()
-        with unchanged(path, but=["data.mdb", "lock.mdb"]) if mode == "r" else contextlib.nullcontext():
+        with unchanged(path, but=["data.mdb", "lock.mdb"]) if mode == "r" else nullcontext():
             counts, recovery = reopened(path, kind, mode=mode, **case.keys)
         assert case.read is None or recovery.scanned == case.read
         assert counts == case.counts
@@ -188,6 +190,14 @@ def test_damaged_directory_keeps_what_records_confirm(path, kind, case, caplog):
         assert {bytes.fromhex(line[:32]): int(line[33:]) for line in lines[1:]} == COUNTS
     counts, recovery = reopened(path, kind)
     assert (counts, recovery.how, recovery.damaged) == (case.counts, "trust", [])
+
+
+def test_loss_of_every_segment_is_reported(path, kind):
+    names = ["0.sqs", "1.sqs", "2.sqs"]
+    deleting(*names)(path)
+    counts, recovery = reopened(path, kind, mode="r")
+    assert recovery.damaged == [f"{name}: is missing; the index has 3 live messages in it" for name in names]
+    assert (recovery.how, recovery.missing, counts) == ("reconciled", 9, {})
 
 
 def verified(path: Path, code: int) -> dict[str, Any]:
@@ -285,3 +295,135 @@ def test_damaged_settings_and_copy_are_refused(path, kind, tmp_path):
     assert command("salvage", path, tmp_path / "new", code=1)
     (path / "msgstore.json").unlink()
     assert reopened(path, kind, adopt=True)[0] == COUNTS
+
+
+# -- openings that fail or are killed -----------------------------------------------------------------------------------------
+
+
+def failures(kind, act):
+    """Call ``act(injector)`` once for each of its file operations, which fails. Yield what failed, after each call."""
+    whole = FaultyFiles()
+    act(whole)
+    assert len(whole.operations) > 8
+    for fault in every_fault(whole.operations, [kind]):
+        injector = FaultyFiles(fault)
+        act(injector)
+        yield f"{kind} at {injector.failed}"
+
+
+def attempt(path, injector, before_close=lambda store: None, **keys):
+    """Open and close; a close that fails is tried again, and given up where it was interrupted."""
+    store = None
+    with suppress(msgstore.MsgStoreError, KeyboardInterrupt), injector.armed():
+        store = open_with(path, injector, **keys)
+        before_close(store)
+        store.close()
+    if store is not None:
+        with suppress(msgstore.MsgStoreError):
+            store.close()
+        store.abandon()
+
+
+@pytest.mark.parametrize("failure", ["EIO", "ENOSPC", "INT", "INT-AFTER"])
+def test_opening_fault_at_any_operation_keeps_counts(path, kind, failure):
+    """The next opening finds the counts, and need not read the segments. Then a close that has another client to remember."""
+    keys = {"index": kind, "sync_interval": "1h", "file_size_limit": 350, "durability": "fsync"}
+    for before_close in (lambda store: None, lambda store: store.client("another")):
+        for failed in failures(failure, partial(attempt, path, before_close=before_close, **keys)):
+            with open_with(path, **keys) as store:
+                assert (store.stats().recovery.how, references_of(store)) == ("trust", COUNTS), failed
+
+
+def test_store_without_changes_is_untouched_until_the_first(path, kind):
+    """Also if it is killed. The references of one message are a change, too."""
+    keys = {"index": kind, "sync_interval": "1h"}
+    open_with(path, **keys).abandon()
+    with open_with(path, **keys) as store:
+        assert (store.stats().recovery.how, references_of(store)) == ("trust", COUNTS)
+    with unchanged(path, but=["msgstore.lock", "lock.mdb"]), open_with(path, **keys) as store:
+        store.flush()
+    store = open_with(path, **keys)
+    store.client().remove([IDS[6]])
+    store.flush()
+    assert not list(path.glob("*clean.dot"))
+    store.close()
+    with open_with(path, **keys) as store:
+        assert references_of(store) == COUNTS | {IDS[6]: 6}
+
+
+def test_killed_before_first_commit_scans_the_tail(path, kind, monkeypatch):
+    """The marker is hidden, the record is on disk, and the index still says that the store is closed."""
+
+    def stop():
+        raise Crash
+
+    new = bytes([77]) * 16
+    store = open_with(path, index=kind, sync_interval="1h")
+    store.client().write(new, b"new")
+    with monkeypatch.context() as patch:
+        patch.setattr(store._accounting.index, "commit", stop)
+        with pytest.raises(Crash):
+            store.flush()
+    store.abandon()
+    with open_with(path, index=kind) as store:
+        assert (store.stats().recovery.how, references_of(store)) == ("tail", COUNTS | {new: 1})
+
+
+def test_removal_of_absent_messages_changes_nothing(path, kind):
+    before = listing(path)
+    with open_with(path, index=kind, sync_interval="1h") as store:
+        with pytest.raises(msgstore.MessageNotFound):
+            store.client().remove([IDS[3], IDS[7]])
+        store.flush()
+        assert listing(path).keys() == before.keys(), "a removal of nothing counts as a change"
+        store.abandon()
+    with open_with(path, index=kind) as store:
+        assert references_of(store) == COUNTS, "a process that was killed after a removal of nothing lost its counts"
+
+
+@pytest.mark.parametrize("failure", ["EIO", "INT"])
+@pytest.mark.parametrize("new", ["ets", "lmdb"])
+def test_index_change_fault_keeps_counts(made, tmp_path, failure, new):
+    """The index of the last opening is taken over, however often the first attempts fail. An open store with ``ets`` has its
+    counts in memory only, so its close does not fail here."""
+    path = tmp_path / "store"
+
+    def take_over(injector):
+        shutil.rmtree(path, ignore_errors=True)
+        copy_of(made["lmdb" if new == "ets" else "ets"], path)
+        with suppress(msgstore.MsgStoreError, KeyboardInterrupt):
+            with injector.armed():
+                store = open_with(path, injector, index=new, sync_interval="1h")
+            store.close()
+
+    for failed in failures(failure, take_over):
+        with open_with(path, index=new, sync_interval="1h") as store:
+            assert references_of(store) == COUNTS, failed
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync", {"fsync_every": "1h"}], ids=["os", "fsync", "fsync_every"])
+def test_new_store_syncs_every_parent_it_made(durability, tmp_path):
+    files = RecordingFiles()
+    open_with(tmp_path / "a" / "b" / "store", files, durability=durability).close()
+    synced = [path for name, path, _ in files.operations if name == "sync_directory"]
+    assert synced[:3] == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    files.operations.clear()
+    (tmp_path / "there").mkdir()
+    open_with(tmp_path / "there", files, durability=durability).close()
+    assert ("sync_directory", str(tmp_path), 0) not in files.operations
+
+
+def test_parents_that_cannot_be_synced_are_removed(tmp_path):
+    """Or the next opening would find them, and take them for durable."""
+    with pytest.raises(msgstore.StoreError, match=os.strerror(errno.EIO)):
+        open_with(tmp_path / "a" / "store", FailingFiles(1))
+    assert list(tmp_path.iterdir()) == []
+    open_with(tmp_path / "a" / "store").close()
+
+
+def test_plain_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / "file", tmp_path / "file" / "store"):
+        with pytest.raises(msgstore.StoreError, match=str(path)):
+            open_with(path)
+    assert (tmp_path / "file").read_bytes() == b""
