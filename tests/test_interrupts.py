@@ -70,7 +70,7 @@ def check(run: Run) -> None:
             store.close()
     else:
         compare(store, run.model, run.model.now, "the interrupt, in the open store,")
-        run.close()
+        run.play("close")
     Aftermath(run.model, run.keys, "the interrupt").check(run.path)
 
 

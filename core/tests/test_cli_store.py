@@ -148,6 +148,12 @@ def test_put_get_rm_count_references(fresh):
         run(verb, fresh, code=0)
 
 
+def test_get_of_long_field_is_never_cut(fresh, monkeypatch):
+    make_store(fresh, 1, 6)
+    monkeypatch.setattr("msgstore.scan.Described.as_text", lambda self: {"note": "x" * 1000})
+    assert f"\nnote    {'x' * 1000}\n" in run("get", "--fields", fresh, *hexes(0), columns=100).stdout
+
+
 def test_name_in_configuration_is_found(tmp_path):
     file, directory = tmp_path / "msgstore.toml", tmp_path / "data" / "orders"
     file.write_text('[stores.orders]\npath = "data/orders"\nindex = "lmdb"\nrecord = "checksum"\nbody = "erlang"\n')

@@ -217,15 +217,15 @@ def test_verify_of_lost_segment_fails(ten, size, message):
 
 @pytest.fixture
 def stop(monkeypatch, store):
-    """``stop(verb)``: Ctrl-C while segment 5 is checked."""
+    """``stop(verb)``: Ctrl-C while segment 5 is checked, or another one."""
     check = Checker.check
 
-    def interrupted(self, segment, form):
-        if segment.number == 5:
-            raise KeyboardInterrupt
-        check(self, segment, form)
+    def run_until_stopped(verb=SCRUB, number=5):
+        def interrupted(self, segment, form):
+            if segment.number == number:
+                raise KeyboardInterrupt
+            check(self, segment, form)
 
-    def run_until_stopped(verb=SCRUB):
         with monkeypatch.context() as patch:
             patch.setattr(Checker, "check", interrupted)
             assert run(*verb, store, code=130).stderr.endswith("msgstore: interrupted\n")
@@ -254,6 +254,8 @@ def test_stopped_check_resumes_where_it_was(store, stop, verb):
     assert (summary["resumed_after"], summary["segments"], summary["records"]) == (4, 10, 100)
     stop(verb)
     assert verify(store, "scrub", "--restart")[1]["resumed_after"] is None
+    stop(verb, 0)
+    assert "resumed" not in run(*verb, store, code=1).stderr
 
 
 @pytest.mark.parametrize(("option", "is_kept"), [((), False), (("--rate", "1GiB"), True), (("--resume",), True)])

@@ -20,7 +20,7 @@ import msgstore
 from crash.model import Model
 from msgstore.contract import Action, Capability, Drop
 from msgstore.directory import Settings, write_settings
-from msgstore.engine.compact.garbage_collector import numbers_of
+from msgstore.engine.compact import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
 from support import DATA, RealDirectory, catalogue, collect, combinable, needs_foreign, open_with
@@ -79,9 +79,12 @@ class Run:
     clients: list[msgstore.Client] = attrs.Factory(list)
 
     def play(self, steps: str) -> None:
-        """Names of methods, in order. ``change:9`` calls ``change(9)``."""
+        """Names of calls of the store and of methods, in order. ``change:9`` calls ``change(9)``."""
         for name, number in re.findall(r"(\w+)(?::(\d+))?", steps):
-            getattr(self, name)(*([int(number)] if number else []))
+            if name in FLUSHING:
+                self._flushing(name, partial(FLUSHING[name], self))
+            else:
+                getattr(self, name)(*([int(number)] if number else []))
 
     def attempt(self, what: str, call: Callable[[], object]) -> BaseException | None:
         """Call. A run that injects faults returns what the call raised."""
@@ -125,21 +128,6 @@ class Run:
         self.clients[0].remove(garbage)
         self.model.change(garbage, -1)
 
-    def flush(self) -> None:
-        self._flushing("flush", self.store.flush)
-
-    def roll(self) -> None:
-        self._flushing("roll", self.store.roll)
-
-    def compact(self) -> None:
-        self._flushing("compact", lambda: self.collected(self.store.compact(everything=True)))
-
-    def migrate(self) -> None:
-        self._flushing("migrate", lambda: self.collected(self.store.migrate()))
-
-    def combine(self) -> None:
-        self._flushing("combine", lambda: self._carry_out(*combinable(self.store)))
-
     def drop(self) -> None:
         """Drop the oldest segment, as a policy of retention does."""
 
@@ -148,12 +136,12 @@ class Run:
             if sealed:
                 dropped = [entry for entry in self.store.entries() if entry.number == min(sealed)]
                 self.model.change([e.msg_id for e in dropped for _ in range(e.references)], -1, applied=None)
-                self._carry_out(Drop(min(sealed), "it is the oldest"))
+                self.carry_out(Drop(min(sealed), "it is the oldest"))
                 self.model.gone(e.msg_id for e in dropped)
 
         self._flushing("drop", act)
 
-    def _carry_out(self, *actions: Action) -> None:
+    def carry_out(self, *actions: Action) -> None:
         self.collected(collect(self.store, *actions), *actions)
 
     def collected(self, done: list[Any], *actions: Action) -> None:
@@ -166,12 +154,20 @@ class Run:
         if self.attempt(what, call) is None:
             self.model.flush(closed=what == "close")
 
-    def close(self) -> None:
-        self._flushing("close", self.store.close)
-
     def kill(self) -> None:
         self.store.abandon()
         self.model.killed()
+
+
+FLUSHING: dict[str, Callable[[Run], object]] = {
+    "flush": lambda run: run.store.flush(),
+    "roll": lambda run: run.store.roll(),
+    "compact": lambda run: run.collected(run.store.compact(everything=True)),
+    "migrate": lambda run: run.collected(run.store.migrate()),
+    "combine": lambda run: run.carry_out(*combinable(run.store)),
+    "close": lambda run: run.store.close(),
+}
+"""Calls after which everything is flushed."""
 
 
 def changes(rng: random.Random, model: Model, number: int) -> Iterator[tuple[int, list[bytes]]]:

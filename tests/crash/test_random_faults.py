@@ -99,7 +99,7 @@ class FaultRun(Run):
             if phase != "opening":
                 self._serves(phase)
             if not killed and self.files.fault is not None and self.files.fault.lasts:
-                self.close()
+                self.play("close")
             self.files.is_over = True
             if killed or not self._closes():
                 error = self.attempt("abandon", self.store.abandon)
@@ -146,7 +146,7 @@ def make_template(cell: FaultCell, path: Path) -> FaultRun:
         if rng.random() < 0.3:
             run.play("change:8 kill" if not left and rng.random() < 0.6 else "kill")
         else:
-            run.close()
+            run.play("close")
     run.store = None
     return run
 
