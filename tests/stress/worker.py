@@ -250,16 +250,14 @@ class Worker(threading.Thread):
             self._remove(ids)
 
     def _remove_down_to(self, count: int) -> None:
-        """The oldest first, which empties whole segments, or any, which leaves holes."""
+        """The oldest first, which empties whole segments, or each third from anywhere, which leaves holes."""
         oldest = self._chance.random() < 0.5
         while len(self._live) > count and not self._findings.stop.is_set():
             wanted = min(self._chance.randrange(1, 60), len(self._live) - count)
-            if not oldest:
-                for at in range(wanted):
-                    other = self._chance.randrange(at, len(self._live))
-                    self._live[at], self._live[other] = self._live[other], self._live[at]
-            batch = self._live[:wanted]
-            del self._live[:wanted]
+            begin, step = (0, 1) if oldest else (self._chance.randrange(len(self._live)), 3)
+            some = slice(begin, begin + step * wanted, step)
+            batch = self._live[some]
+            del self._live[some]
             self._remove(batch)
 
     def _remove(self, ids: Sequence[bytes]) -> None:
