@@ -230,7 +230,7 @@ def test_counts_of_each_id_are_added(tmp_path, write):
 
 def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
     lines, parquet = counts_file(tmp_path / "d.csv", [(ID, 1)]), parquet_file(tmp_path / "part-0", [(ID, 1)])
-    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.columns.arrays"):
+    for name in ("pyarrow", "pyarrow.parquet", "msgstore.jobs.columns.sums"):
         monkeypatch.setitem(sys.modules, name, None)
     assert list(read_counts(lines)) == [(ID, 1)]
     for path in (parquet, tmp_path):
