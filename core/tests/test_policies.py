@@ -24,7 +24,7 @@ from msgstore.contract import (
     NoOptions,
     SegmentStats,
 )
-from msgstore.engine.compact.garbage_collector import judge
+from msgstore.engine.compact import judge
 from msgstore.testing import Subject
 from msgstore.testing.stores import StoreFactory
 
@@ -115,6 +115,7 @@ class Unfit:
         (HalfEmptyOptions, {"garbage": 1}, "is not a fraction between 0 and 1"),
         (HalfEmptyOptions, {"garbage": "half"}, "'half' is not a number"),
         (HalfEmptyOptions, {"garbage": True}, "True is not a number"),
+        (HalfEmptyOptions, {"garbage": 10**400}, "here garbage: int too large to convert to float"),
         (Unresolved, {}, "here: the class of options .*Unresolved cannot be used: NameError: .*Sice"),
         (Unfit, {"when": "UTC"}, "here when: the class of options .*Unfit cannot be used: StructureHandler"),
         (Unfit, {"share": 0}, "here: the class of options .*Unfit cannot be used: ZeroDivisionError"),
@@ -123,10 +124,6 @@ class Unfit:
 def test_wrong_options_are_refused(options, table, message):
     with pytest.raises(ConfigError, match=message):
         structure(options, table, "here")
-
-
-def test_options_with_units_are_parsed():
-    assert structure(RetentionOptions, {"max_age": "7d", "max_bytes": "1GiB"}, "here") == RetentionOptions(7 * 86400.0, 2**30)
 
 
 # -- what any policy may answer -------------------------------------------------------------------------------------------

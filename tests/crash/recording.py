@@ -15,11 +15,11 @@ from unittest import mock
 
 import attrs
 
-from crash.files import OPENINGS, WatchedFiles, index_calls
-from crash.history import CrashCell, Run, workload
+from crash.files import WatchedFiles, index_calls
+from crash.history import Run, workload
 from crash.model import Model
 from msgstore.directory import LOCK
-from support import catalogue
+from support import Cell, catalogue
 
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory")
 """Operations that change something, or decide what survives a power loss."""
@@ -66,7 +66,6 @@ class Operation:
     owed: Model
     arguments: tuple[Any, ...] = ()
     """For ``index``: trees of LMDB's files before and after."""
-    inode: int = 0
     mtime: int = 0
 
     def __str__(self) -> str:
@@ -76,7 +75,7 @@ class Operation:
 
 @attrs.frozen
 class Recording:
-    cell: CrashCell
+    cell: Cell
     durability: str
     initial: Tree
     log: list[Operation]
@@ -97,38 +96,23 @@ class Recorder(WatchedFiles):
         super().__init__()
         self.run = run
         self.log: list[Operation] = []
-        self._inodes: dict[str, int] = {path.name: number for number, path in enumerate(sorted(run.path.iterdir()))}
-        self._next_inode = len(self._inodes)
-        self._of_descriptor: dict[int, int] = {}
         self._changes = 0
 
     def before(self, kind, path, fd, arguments):
-        if kind == "overwrite":  # of the lock file
-            return
-        name = self._name(path)
-        inode = self._of_descriptor.get(fd, self._inodes.get(name, -1))
         self._changes += kind in CHANGES
-        match kind:
-            case "create":
-                self._inodes[name] = inode = self._next_inode
-                self._next_inode += 1
-            case "pwrite":
-                arguments = bytes(arguments[0]), arguments[1]
-            case "replace":
-                arguments = (self._name(arguments[0]),)
-                self._inodes[arguments[0]] = self._inodes.pop(name)
-            case "unlink":
-                self._inodes.pop(name, None)
-        self.note(kind, name, arguments, inode)
+        if kind == "pwrite":
+            arguments = bytes(arguments[0]), arguments[1]
+        elif kind == "replace":
+            arguments = (self._name(arguments[0]),)
+        if kind != "overwrite":  # of the lock file
+            self.note(kind, self._name(path), *arguments)
 
     def after(self, kind, path, fd):
-        if kind in OPENINGS:
-            self._of_descriptor[fd] = self._inodes[self._name(path)]
         if kind in ("create", "pwrite", "truncate"):
             os.utime(fd, ns=(self.now, self.now))
 
-    def note(self, kind: str, name: str, arguments: tuple[Any, ...] = (), inode: int = 0) -> None:
-        self.log.append(Operation(kind, name, attrs.evolve(self.run.model), arguments, inode, self.now))
+    def note(self, kind: str, name: str, *arguments: Any) -> None:
+        self.log.append(Operation(kind, name, attrs.evolve(self.run.model), arguments, self.now))
 
     @property
     def now(self) -> int:
@@ -158,7 +142,7 @@ class Recorder(WatchedFiles):
             self.note("sync_directory", self._name(path))
 
 
-def record(directory: Path, cell: CrashCell, durability: str) -> Recording:
+def record(directory: Path, cell: Cell, durability: str) -> Recording:
     """Run the workload in ``directory / "recorded"``, which is made."""
     run, steps = workload(cell, directory.resolve() / "recorded", durability)
     for path in run.path.iterdir():

@@ -165,7 +165,7 @@ def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
 def _batch(ids: bytes, counts: pa.Array) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from msgstore.jobs.columns.arrays import fixed_width
+    from msgstore.jobs.columns.sums import fixed_width
 
     return pa.record_batch([fixed_width(ids), counts], ["id", "count"])
 

@@ -12,11 +12,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
+from typing import get_type_hints
 
 import attrs
 import pluggy
 
-from msgstore import hookspecs
+from msgstore import contract, hookspecs
 from msgstore.contract import (
     BodyCodecDescriptor,
     Capability,
@@ -47,15 +48,23 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
 }
 """Kind of backend to (hook, class of its descriptors). A kind is the configuration key or option that selects a backend."""
 
+_PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
+    (SegmentFormatDescriptor, None): contract.SegmentFormat,
+    (SegmentFormatDescriptor, Capability.COMPACTABLE): contract.CompactableFormat,
+    (RecordTypeDescriptor, None): contract.RecordType,
+    (RecordTypeDescriptor, Capability.FIELDS): contract.RecordTypeWithFields,
+    (IndexDescriptor, None): contract.Index,
+    (GcPolicyDescriptor, None): contract.GcPolicy,
+    (BodyCodecDescriptor, None): contract.BodyCodec,
+    (BodyCodecDescriptor, Capability.FIELDS): contract.BodyCodecWithFields,
+}
+"""Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part
+of the contract."""
+
 EVENT_HOOKS: dict[str, type[events.Event]] = {
-    "msgstore_store_opened": events.StoreOpenedEvent,
-    "msgstore_store_closed": events.StoreClosedEvent,
-    "msgstore_segment_rolled": events.SegmentRolledEvent,
-    "msgstore_segment_deleted": events.SegmentDeletedEvent,
-    "msgstore_recovery_finished": events.RecoveryFinishedEvent,
-    "msgstore_corruption_found": events.CorruptionFoundEvent,
-    "msgstore_collection_finished": events.CollectionFinishedEvent,
-    "msgstore_messages_dropped": events.MessagesDroppedEvent,
+    name: get_type_hints(hook)["event"]
+    for name, hook in vars(hookspecs).items()
+    if "event" in getattr(hook, "__annotations__", ())
 }
 """Event hook to the class of its events."""
 
@@ -260,3 +269,15 @@ def extensions_of(descriptor: Descriptor) -> tuple[str, ...]:
     if not isinstance(descriptor, SegmentFormatDescriptor):
         return ()
     return *descriptor.leftover_extensions, descriptor.extension
+
+
+def missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
+    """Yield the names that the protocols of the descriptor require and ``backend`` does not have."""
+    for (kind, capability), protocol in _PROTOCOLS.items():
+        if not isinstance(descriptor, kind) or capability not in (None, *descriptor.capabilities):
+            continue
+        yield from (name for name in inspect.get_annotations(protocol) if not hasattr(backend, name))
+        for name, method in vars(protocol).items():
+            public = not name.startswith("_") or name == "__len__"
+            if public and inspect.isfunction(method) and not callable(getattr(backend, name, None)):
+                yield name

@@ -234,12 +234,12 @@ def top(store: options.StoreArgument, interval: float, once: bool, out: output.O
     """
     target = store.find()
     sums: Counter[str] = Counter()
-    before = take_snapshot(target)
     is_screen = out.console.is_terminal and not (once or out.as_json)
     with (
         contextlib.suppress(KeyboardInterrupt),  # the usual end of the command
         Live(console=out.console, auto_refresh=False, screen=True) if is_screen else contextlib.nullcontext() as live,
     ):
+        before = take_snapshot(target)
         if live:
             live.update(_screen(out, before, compare(target, before, before), sums), refresh=True)
         while True:

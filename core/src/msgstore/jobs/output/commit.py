@@ -17,10 +17,9 @@ from msgstore.engine.segment.hints import InvalidHint, hint_name, rename_hint
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.output.parts import Part, Target, backends_of, read_references
-from msgstore.jobs.output.staging_directory import StagingDirectory, claim, errors
+from msgstore.jobs.output.staging_directory import StagingDirectory
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import OpenFormat
-from msgstore.writer_lock import WriterLock
 
 log = logging.getLogger("msgstore.bulk")
 
@@ -34,10 +33,8 @@ class Staging(StagingDirectory):
     deleted. Until ``commit`` returns, the destination does not exist, or is the empty directory that it was.
     """
 
-    def __init__(self, target: Target, path: str, lock: WriterLock | None, catalogue: Catalogue, files: Files) -> None:
-        super().__init__(target.destination, path, lock, files)
-        self.target = target
-        self._catalogue = attrs.evolve(catalogue, observers=())  # no application uses this store yet
+    target: Target
+    _catalogue: Catalogue
 
     @classmethod
     def begin(
@@ -53,16 +50,19 @@ class Staging(StagingDirectory):
         ``sources`` are paths that the job reads: the store must not be inside one. Raises ConfigError, PluginError, StoreError
         if the destination exists, StoreLocked if another job creates it.
         """
-        files, catalogue = files or Files(), catalogue or load_catalogue()
+        catalogue = catalogue or load_catalogue()
         backends_of(target, catalogue)
-        with errors(target.destination):
-            path, lock = claim(files, target.destination, sources)
-        return cls(target, str(path), lock, catalogue, files)
+        return cls.claim(target.destination, sources, files)._of(target, catalogue)
 
     @classmethod
     def join(cls, target: Target, path: str) -> Staging:
         """Return a job that another process began and handed over, to end it here."""
-        return cls(target, path, None, load_catalogue(), Files())
+        return cls(target.destination, path, None, Files())._of(target, load_catalogue())
+
+    def _of(self, target: Target, catalogue: Catalogue) -> Staging:
+        self.target = target
+        self._catalogue = attrs.evolve(catalogue, observers=())  # no application uses this store yet
+        return self
 
     def commit(self, parts: Iterable[Part], counts: Counts | None = None) -> int:
         """Create the store from ``parts``, in the order of their tasks, and return its number of messages.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from msgstore.files import Files
-from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, claim, errors
+from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, errors
 
 _NONE = "__HIVE_DEFAULT_PARTITION__"
 FILE_SIZE = 2**26
@@ -93,13 +93,8 @@ class DatasetWriter:
 
 
 def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:
-    """Begin a new directory of files. A context manager: on exit, what is not committed is deleted.
-
-    Raises StoreError if the destination exists or is inside a source, StoreLocked if another job creates it, StoreIOError.
-    """
-    target, files = Path(os.path.abspath(destination)), Files()  # noqa: PTH100 - as processes elsewhere see it
-    with errors(target):
-        return DatasetStaging(target, *claim(files, target, sources), files)
+    """Begin a new directory of files. Raises StoreError, StoreLocked, StoreIOError: see :meth:`StagingDirectory.claim`."""
+    return DatasetStaging.claim(Path(os.path.abspath(destination)), sources)  # noqa: PTH100 - as processes elsewhere see it
 
 
 class DatasetStaging(StagingDirectory):

@@ -243,7 +243,9 @@ class PartWriter:
                     f"{where}: {bytes(msg_id).hex()} has {count!r} references; a message has from 1 to {MAX_REFERENCES}. "
                     "Leave out what nobody refers to"
                 )
-        self._references = [*(self._references or ()), b"".join(map(_ENTRY.pack, ids, references))]
+        if self._references is None:
+            self._references = []
+        self._references.append(b"".join(map(_ENTRY.pack, ids, references)))
 
     def _write_held(self) -> None:
         ids, bodies, self._ids, self._bodies, self._held = self._ids, self._bodies, [], [], 0
