@@ -40,7 +40,7 @@ class Weekdays:
 
 @pytest.fixture(autouse=True)
 def shown(monkeypatch):
-    SHOWN.Weekdays = Weekdays
+    vars(SHOWN)["Weekdays"] = Weekdays
     for module in ("formats", "records", "indexes", "policies", "bodies"):
         text = inspect.getdoc(importlib.import_module(f"msgstore.contract.{module}"))
         found = re.search(r"::\n\n((?:    .*\n|\n)+)", text + "\n")
