@@ -24,7 +24,7 @@ from msgstore.contract import (
     NoOptions,
     SegmentStats,
 )
-from msgstore.engine.compact.garbage_collector import judge
+from msgstore.engine.compact import judge
 from msgstore.testing import Subject
 from msgstore.testing.stores import StoreFactory
 
@@ -124,10 +124,6 @@ class Unfit:
 def test_wrong_options_are_refused(options, table, message):
     with pytest.raises(ConfigError, match=message):
         structure(options, table, "here")
-
-
-def test_options_with_units_are_parsed():
-    assert structure(RetentionOptions, {"max_age": "7d", "max_bytes": "1GiB"}, "here") == RetentionOptions(7 * 86400.0, 2**30)
 
 
 # -- what any policy may answer -------------------------------------------------------------------------------------------

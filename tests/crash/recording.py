@@ -16,10 +16,10 @@ from unittest import mock
 import attrs
 
 from crash.files import WatchedFiles, index_calls
-from crash.history import CrashCell, Run, workload
+from crash.history import Run, workload
 from crash.model import Model
 from msgstore.directory import LOCK
-from support import catalogue
+from support import Cell, catalogue
 
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory")
 """Operations that change something, or decide what survives a power loss."""
@@ -75,7 +75,7 @@ class Operation:
 
 @attrs.frozen
 class Recording:
-    cell: CrashCell
+    cell: Cell
     durability: str
     initial: Tree
     log: list[Operation]
@@ -142,7 +142,7 @@ class Recorder(WatchedFiles):
             self.note("sync_directory", self._name(path))
 
 
-def record(directory: Path, cell: CrashCell, durability: str) -> Recording:
+def record(directory: Path, cell: Cell, durability: str) -> Recording:
     """Run the workload in ``directory / "recorded"``, which is made."""
     run, steps = workload(cell, directory.resolve() / "recorded", durability)
     for path in run.path.iterdir():

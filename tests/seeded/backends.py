@@ -35,9 +35,6 @@ damaged-snapshot-is-loaded: A flipped bit in the snapshot moves a message, and i
   -         state[RESCUED_KEY] = b""
   +         pass
 @ msgstore_lmdb_index.index
-failed-release-takes-references: A removal that raises an error has taken references all the same: the retry takes them twice.
-  LmdbIndex.release  plugins/lmdb_index/tests/test_index.py::test_release_that_cannot_read_releases_nothing
-  = self._undo_release(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed)) => pass
 unsynced-commit-leaves-no-mark: After a power loss LMDB maps a damaged file and ends the process.
   LmdbIndex._write  plugins/lmdb_index/tests/test_power_loss.py::test_no_commit_goes_without_a_mark
   = self._mark.set() => pass
