@@ -16,7 +16,7 @@ import pytest
 import msgstore.testing
 
 if TYPE_CHECKING:
-    from msgstore.testing.subjects import Subject
+    from msgstore.testing import Subject
 
 F = TypeVar("F", bound=Callable[..., object])
 SUITE = "msgstore.testing.suite"
@@ -91,9 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if names := config.getoption("msgstore_dist"):
         if find_spec("hypothesis") is None:
             raise pytest.UsageError("--msgstore-dist: the kit needs hypothesis, too; try: pip install 'msgstore[testing]'")
-        from msgstore.testing.subjects import subjects_of
-
-        subjects = [subject for name in names for subject in subjects_of(name)]
+        subjects = [subject for name in names for subject in msgstore.testing.Subject.registered_by(name)]
     config.pluginmanager.register(_Run(subjects, config.getoption("msgstore_partial").strip()), "msgstore-kit")
 
 

@@ -43,6 +43,37 @@ class Subject:
         catalogue = attrs.evolve(installed, registrations=(*installed.registrations, mine))
         return cls(kind=kind, name=descriptor.name, catalogue=catalogue, descriptor=descriptor, options=options)
 
+    @classmethod
+    def registered_by(cls, distribution: str) -> list[Subject]:
+        """Everything that a distribution registers, each descriptor once for each of its ``examples``.
+
+        Raises UsageError if it is not installed, cannot be loaded, or registers nothing.
+        """
+        try:
+            name = metadata.distribution(distribution).metadata["Name"]
+        except metadata.PackageNotFoundError:
+            raise pytest.UsageError(
+                f"--msgstore-dist: {distribution!r} is not installed; try: pip install {distribution}"
+            ) from None
+        catalogue = load_catalogue()
+        if broken := [str(failure) for failure in catalogue.failures if failure.provider.distribution == name]:
+            raise pytest.UsageError(f"--msgstore-dist: {'; '.join(broken)}")
+        found = [
+            cls(kind=it.kind, name=it.descriptor.name, catalogue=catalogue, descriptor=it.descriptor,
+                options=dict(options), provider=it.provider)
+            for it in catalogue.registrations if it.provider.distribution == name
+            for options in it.descriptor.examples
+        ]  # fmt: skip
+        if observers := tuple(observer for observer in catalogue.observers if observer.provider.distribution == name):
+            of = observers[0].provider
+            found.append(cls(kind="observer", name=name, catalogue=catalogue, observers=observers, provider=of))
+        if not found:
+            raise pytest.UsageError(
+                f"--msgstore-dist: {name} registers nothing: its pyproject.toml needs an entry point in the group 'msgstore', "
+                "and the module that it names a hook"
+            )
+        return found
+
     def __str__(self) -> str:
         given = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.kind}:{self.name}" + (f"[{given}]" if given else "")
@@ -72,37 +103,6 @@ class Subject:
 def kind_of(descriptor: Descriptor) -> str:
     """Return the kind of a backend, as a configuration's key."""
     return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
-
-
-def subjects_of(distribution: str) -> list[Subject]:
-    """Everything that a distribution registers, each descriptor once for each of its ``examples``.
-
-    Raises UsageError if it is not installed, cannot be loaded, or registers nothing.
-    """
-    try:
-        name = metadata.distribution(distribution).metadata["Name"]
-    except metadata.PackageNotFoundError:
-        raise pytest.UsageError(
-            f"--msgstore-dist: {distribution!r} is not installed; try: pip install {distribution}"
-        ) from None
-    catalogue = load_catalogue()
-    if broken := [str(failure) for failure in catalogue.failures if failure.provider.distribution == name]:
-        raise pytest.UsageError(f"--msgstore-dist: {'; '.join(broken)}")
-    found = [
-        Subject(kind=it.kind, name=it.descriptor.name, catalogue=catalogue, descriptor=it.descriptor,
-                options=dict(options), provider=it.provider)
-        for it in catalogue.registrations if it.provider.distribution == name
-        for options in it.descriptor.examples
-    ]  # fmt: skip
-    if observers := tuple(observer for observer in catalogue.observers if observer.provider.distribution == name):
-        of = observers[0].provider
-        found.append(Subject(kind="observer", name=name, catalogue=catalogue, observers=observers, provider=of))
-    if not found:
-        raise pytest.UsageError(
-            f"--msgstore-dist: {name} registers nothing: its pyproject.toml needs an entry point in the group 'msgstore', "
-            "and the module that it names a hook"
-        )
-    return found
 
 
 class DescriptorTests(KitTests):
