@@ -6,7 +6,6 @@ in between is made by ``states``. A directory that LMDB syncs is noticed by ``os
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -149,8 +148,7 @@ def record(directory: Path, cell: Cell, durability: str) -> Recording:
         os.utime(path, ns=(10**18, 10**18))
     initial = read_tree(run.path)
     run.files = recorder = Recorder(run)
-    module, _, name = str(catalogue().index(cell.index).factory).partition(":")
-    index = getattr(importlib.import_module(module), name)
+    index = catalogue().index(cell.index).load_factory()
     with index_calls(index, recorder.copying), mock.patch.object(os, "fsync", recorder.fsync):
         run.play(steps)
     assert not recorder.names, f"left open: {recorder.names}"

@@ -9,7 +9,6 @@ contract's or public: an index's methods, a format's, a file operation, a call o
 
 from __future__ import annotations
 
-import importlib
 import json
 import threading
 import time
@@ -225,12 +224,10 @@ A_FEW = 4
 """Calls of ``on_confirm``. All clients together may be called fewer than thirty times: a flush confirms what is there."""
 
 
-def owner(name: str) -> type:
+def owner(name: str) -> Any:
     """The class that has the method."""
     if name in ("release", "add_reference", "decode"):
-        descriptor = catalogue().format(CELL.format) if name == "decode" else catalogue().index(CELL.index)
-        module, _, attribute = str(descriptor.factory).partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return (catalogue().format(CELL.format) if name == "decode" else catalogue().index(CELL.index)).load_factory()
     return {"client": msgstore.Store, "flush": Flusher}.get(name, StressFiles)
 
 
