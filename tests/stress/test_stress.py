@@ -209,8 +209,7 @@ def test_threads_write_read_remove_and_collect(cell, messages, tmp_path, report)
 
 
 @pytest.mark.parametrize(("name", "keys"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
-def test_with_other_keys_of_the_configuration(name, keys, need_cell, messages, tmp_path, report):
-    need_cell(CELLS[name])
+def test_with_other_keys_of_the_configuration(name, keys, messages, tmp_path, report):
     messages = min(messages, ORDINARY) // 3
     outcome = run(tmp_path / "store", messages, **CELLS[name].keys | keys)
     report("stress", f"{name} {keys}: {outcome}")
@@ -273,8 +272,7 @@ and the kinds of findings, one of which is expected."""
 
 
 @pytest.mark.parametrize(("name", "every", "make", "symptoms"), BUILDS.values(), ids=BUILDS)
-def test_a_broken_build_is_caught(name, every, make, symptoms, need_cell, tmp_path):
-    need_cell(CELL)
+def test_a_broken_build_is_caught(name, every, make, symptoms, tmp_path):
     kind, turns = owner(name), count(1)
     with mock.patch.object(kind, name, make(getattr(kind, name), lambda: next(turns) % every == 0)):
         found = run(tmp_path / "store", 6_000, **CELL.keys).findings
