@@ -44,10 +44,10 @@ store-appends-after-a-torn-record: After a crash the store appends after a torn 
   = newest.appendable and newest.form.name => newest.form.name
 @ msgstore.engine.open.clean_shutdown
 first-change-deletes-the-marker: After a kill before the first commit a start reads whole segments, and warns.
-  CleanStopMarker.retire  tests/test_opening.py::test_killed_before_first_commit_scans_the_tail
+  ShutdownFiles.retire  tests/test_opening.py::test_killed_before_first_commit_scans_the_tail
   = files.replace(directory / CLEAN, directory / PENDING_CLEAN) => files.unlink(directory / CLEAN)
 broker-counts-are-deleted: An opening that is killed half-way has destroyed the only counts of a broker's directory.
-  CleanStopMarker.finish  tests/test_broker_counts.py::test_first_opening_killed_anywhere_keeps_counts
+  ShutdownFiles.finish  tests/test_broker_counts.py::test_first_opening_killed_anywhere_keeps_counts
   = files.replace(directory / name, directory / (KEPT + name)) => files.unlink(directory / name)
 @ msgstore.directory
 settings-are-not-synced: After a power loss a new store has segments and no msgstore.json, and is taken for a broker's.
