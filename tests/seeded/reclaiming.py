@@ -17,7 +17,7 @@ empty-segment-goes-before-the-commit: A segment is deleted before the index on d
   = self._empty & self._dirty if self.is_persistent else set() => set[Segment]()
 damaged-segment-is-deleted: A damaged segment is deleted when its last known message goes, with records that a salvage could
     have found.
-  LiveAccounting._take_empty  tests/test_collection.py::test_quarantined_segment_without_messages_is_kept
+  LiveAccounting._take_empty  tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it
   -  or segment.quarantined
   +
 segment-emptied-while-current-stays: A segment whose messages were all removed while it was written keeps its space until
