@@ -28,8 +28,6 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.formats import OWN_RECORD
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from msgstore.jobs.columns.messages import Messages
 
 ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
@@ -100,22 +98,19 @@ def plan_import(
     shares: list[Share] = []
     counted: dict[bool, Path] = {}
     for path in find_files(sources, lambda file: file.suffix in ENDINGS, f"that ends in {', '.join(ENDINGS)}"):
-        columns: list[str] = []
-        shares += (found := shares_of(path, SHARE, partial(_add_columns, columns, path, ignore_others)))
-        if found:
-            names = columns if found[0].is_parquet else next((lines[0][0] for lines in _lines(found[0])), None)
-            if names is not None:
-                counted.setdefault("references" in names, path)
+        found, schema = shares_of(path, SHARE)
+        if schema is not None:
+            from msgstore.jobs.columns.messages import check_columns
+
+            names = check_columns(schema, str(path), ignore_others=ignore_others, option=IGNORE_OTHERS)
+        else:
+            names = next(([*lines[0][0]] for lines in _lines(found[0])), [])
+        if names and found:
+            counted.setdefault("references" in names, path)
+        shares += found
     if len(counted) > 1:
         raise ConfigError(f"{counted[True]} has references, {counted[False]} has none; give all of them, or import one by one")
     return ImportJob(tuple(map(str, sources)), tuple(shares), target, True in counted, ignore_others)
-
-
-def _add_columns(columns: list[str], path: Path, ignore_others: bool, schema: pa.Schema) -> None:
-    """Add the names of the columns of a file."""
-    from msgstore.jobs.columns.messages import check_columns
-
-    columns += check_columns(schema, str(path), ignore_others=ignore_others, option=IGNORE_OTHERS)
 
 
 def import_messages(job: ImportJob, run: Run[tuple[int, Share], Part], meter: Meter) -> ImportReport:

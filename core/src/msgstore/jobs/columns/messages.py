@@ -68,7 +68,7 @@ def messages_of(batch: pa.RecordBatch, where: str, first: int = 0) -> Messages:
     for name in (ID, BODY, *([REFERENCES] if REFERENCES in batch.schema.names else [])):
         column = batch.column(name)
         if column.null_count:
-            raise StoreError(f"{where}, row {first + column.is_null().to_pylist().index(True)}: there is no {name} (null)")
+            raise StoreError(f"{where}, row {first + column.is_null().to_pylist().index(True)}: {name} is null")
         columns[name] = column.to_pylist()
     ids = columns[ID]
     if _is_text(batch.schema.field(ID).type):
