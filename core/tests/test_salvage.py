@@ -304,10 +304,3 @@ def test_unreadable_segment_is_told_by_every_job(clean, tmp_path):
     row = {"kind": "damage", "path": str(clean / "9.rdq"), "offset": 0, "size": 0, "reason": "unreadable: is a link to nothing"}
     for verb in (("salvage", clean, tmp_path / "out"), ("inventory", clean), ("diff", clean, clean)):
         assert row in rows_of(*verb, code=1)
-
-
-def test_too_many_references_are_refused(tmp_path):
-    (tmp_path / "counts.csv").write_text(f"{ONE.hex()},{2**60}\n")
-    for verb in (("salvage", CLEAN, tmp_path / "out"), ("info", CLEAN)):
-        said = run(*verb, "--refcounts", tmp_path / "counts.csv", code=2).stderr
-        assert f"counts.csv: line 1 has the count {2**60}; a count is at most" in said

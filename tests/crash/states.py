@@ -24,6 +24,7 @@ SEEDS = 5
 PAGE = 4096
 """Of LMDB, whose first two pages are its meta pages, of which the newer valid one says what is committed."""
 LMDB = "msgstore-lmdb"
+DATA = f"{LMDB}/data.mdb"
 ENDED = b"4242 0123456789abcdef\n"
 """Text of the lock file: of a process that is gone."""
 
@@ -145,12 +146,10 @@ class Disk:
         """A commit of LMDB, which syncs its pages before it writes a meta page: any of its pages, never the meta page."""
         if operation.kind == "index":
             before, after = operation.arguments
-            chance = random.Random(seed)
-            for name, pages in changed_pages(before, after):
-                for _ in range(SEEDS):
-                    some = [page for page in pages if chance.random() < 0.5]
-                    tree = {**before, name: with_pages(before[name], after[name], some)}
-                    yield "random pages of the commit", self._tree(self.names, dropped, tree)
+            chance, pages = random.Random(seed), changed_pages(before, after)
+            for _ in range(SEEDS if pages else 0):
+                tree = with_pages(before, after, [page for page in pages if chance.random() < 0.5])
+                yield "random pages of the commit", self._tree(self.names, dropped, tree)
 
     def _tree(self, names: Names, policy: Policy, lmdb: Tree | None = None) -> Tree:
         """``lmdb``: of its files, if they are not as they were written."""
@@ -197,31 +196,29 @@ def sectors(inode: Inode, chance: random.Random) -> tuple[bytes, int]:
 
 def inside_a_commit(before: Tree, after: Tree) -> Iterator[tuple[str, Tree]]:
     """LMDB writes the changed pages in order, then its meta page, which lies within a sector."""
-    for name in after.keys() - before.keys():  # LMDB makes its files: a process may be killed at any step of that
-        if name.endswith("data.mdb"):
-            for size in (0, PAGE, 2 * PAGE):
-                new = attrs.evolve(after[name], content=after[name].content[:size], size=size)
-                yield f"{size} bytes of a new {name}", {**before, name: new}
-    for name, pages in changed_pages(before, after):
-        for count in range(1, len(pages) + 1):
-            tree = {**before, name: with_pages(before[name], after[name], pages[:count])}
-            yield f"{count} of {len(pages)} pages of the commit", tree
+    if DATA in after and DATA not in before:  # LMDB makes its files: a process may be killed at any step of that
+        for size in (0, PAGE, 2 * PAGE):
+            new = attrs.evolve(after[DATA], content=after[DATA].content[:size], size=size)
+            yield f"{size} bytes of a new {DATA}", {**before, DATA: new}
+    pages = changed_pages(before, after)
+    for count in range(1, len(pages) + 1):
+        yield f"{count} of {len(pages)} pages of the commit", with_pages(before, after, pages[:count])
 
 
-def changed_pages(before: Tree, after: Tree) -> Iterator[tuple[str, list[int]]]:
-    """Yield (name, offsets of pages) of each file that a commit changes, without the meta pages."""
-    for name in after:
-        if name.endswith("data.mdb") and name in before and before[name] != after[name]:
-            old, new = before[name].content, after[name].content
-            yield name, [at for at in range(2 * PAGE, len(new), PAGE) if new[at : at + PAGE] != old[at : at + PAGE]]
+def changed_pages(before: Tree, after: Tree) -> list[int]:
+    """Return the offsets of the pages that a commit changes, without the meta pages."""
+    if not (DATA in before and DATA in after):
+        return []
+    old, new = before[DATA].content, after[DATA].content
+    return [at for at in range(2 * PAGE, len(new), PAGE) if new[at : at + PAGE] != old[at : at + PAGE]]
 
 
-def with_pages(before: FileState, after: FileState, pages: Iterable[int]) -> FileState:
-    content = before.content
+def with_pages(before: Tree, after: Tree, pages: Iterable[int]) -> Tree:
+    content = before[DATA].content
     for at in pages:
-        content = written(content, at, after.content[at : at + PAGE].ljust(PAGE, b"\0"))
+        content = written(content, at, after[DATA].content[at : at + PAGE].ljust(PAGE, b"\0"))
     content = content.rstrip(b"\0")
-    return FileState(content, max(before.size, len(content)), after.mtime)
+    return {**before, DATA: FileState(content, max(before[DATA].size, len(content)), after[DATA].mtime)}
 
 
 def materialise(tree: Tree, path: Path) -> None:
@@ -250,7 +247,7 @@ def points(recording: Recording) -> Iterator[Point]:
         yield f"killed before {where}", disk.now(), owed, "kill"
         if operation:
             yield from ((f"killed inside {where}: {label}", tree, owed, "kill") for label, tree in disk.inside(operation))
-        if recording.durability == "fsync":
+        if recording.run.keys["durability"] == "fsync":
             lost = [*disk.after_a_power_loss(f"before {seed}"), *(disk.power_loss_inside(operation, seed) if operation else [])]
             yield from ((f"power lost at {where}: {label}", tree, owed, "power loss") for label, tree in lost)
 
@@ -259,4 +256,4 @@ def points(recording: Recording) -> Iterator[Point]:
         yield from around(where, str(at), operation.owed, operation)
         disk.apply(operation)
         yield f"killed after {where}", disk.now(), operation.owed, "kill"
-    yield from around("the end", "end", recording.last)
+    yield from around("the end", "end", recording.run.model)

@@ -99,7 +99,7 @@ class FaultRun(Run):
             if phase != "opening":
                 self._serves(phase)
             if not killed and self.files.fault is not None and self.files.fault.lasts:
-                self.close()
+                self.play("close")
             self.files.is_over = True
             if killed or not self._closes():
                 error = self.attempt("abandon", self.store.abandon)
@@ -131,7 +131,7 @@ class FaultRun(Run):
 def make_template(cell: FaultCell, path: Path) -> FaultRun:
     """One to three openings of a store, each with changes, flushes and collections; closed after the last one, or killed."""
     rng = cell.rng("history")
-    run = FaultRun(path, keys_of(cell, rng), rng)
+    run = FaultRun(path, fault_keys(cell, rng), rng)
     openings, old_format, other_index = rng.randint(1, 3), rng.random() < 0.3, rng.random() < 0.25
     index = cell.index
     if other_index and cell.phase == "opening":  # which then takes the counts over
@@ -146,12 +146,12 @@ def make_template(cell: FaultCell, path: Path) -> FaultRun:
         if rng.random() < 0.3:
             run.play("change:8 kill" if not left and rng.random() < 0.6 else "kill")
         else:
-            run.close()
+            run.play("close")
     run.store = None
     return run
 
 
-def keys_of(cell: FaultCell, rng: random.Random) -> dict[str, Any]:
+def fault_keys(cell: FaultCell, rng: random.Random) -> dict[str, Any]:
     return {
         "index": INDEXES[cell.index],
         "format": "v2",
