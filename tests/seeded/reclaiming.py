@@ -15,7 +15,7 @@ empty-segment-goes-before-the-commit: A segment goes before the index commits th
   LiveAccounting._take_empty  tests/test_meetings.py::test_segment_emptied_after_commit_survives_until_next
   = self._empty & self._dirty if self.is_persistent else set() => set[Segment]()
 damaged-segment-is-deleted: A damaged segment goes with its last known message, and with records that a salvage could find.
-  LiveAccounting._take_empty  tests/test_collection.py::test_quarantined_segment_without_messages_is_kept
+  LiveAccounting._take_empty  tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it
   -  or segment.quarantined
   +
 segment-emptied-while-current-stays: A segment emptied while it was written keeps its space until somebody collects.
