@@ -291,7 +291,7 @@ class BackgroundFlusher:
                 if not self._is_stopping and self._flusher.has_work:
                     self._flush()
             except StoreClosed:
-                return
+                continue  # ``stop`` follows, unless the store cannot be closed, and goes on
             except BaseException as error:  # third-party code may raise anything; no other thread flushes for idle clients
                 is_ours = isinstance(error, MsgStoreError)  # what failed stays buffered; the next write or flush raises it, too
                 what = "%s: a flush in the background failed and is tried again: %s"
