@@ -40,7 +40,7 @@ class Writer:
         self._lifecycle = lifecycle
         self._index = accounting.index
         self.buffer = WriteBuffer(self._is_indexed)
-        self.batches = BatchWriter(config, backends, self.buffer, accounting)
+        self.batches = BatchWriter(config, backends.write_format, self.buffer, accounting)
         self.flusher = Flusher(config, self.buffer, self.batches, accounting, lifecycle)
         self.background = BackgroundFlusher(self.flusher, accounting, config)
         self._encode_body = backends.encode_body
