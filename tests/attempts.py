@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import attrs
+
 FORK = multiprocessing.get_context("fork")
 PROCESSES = max(2, os.cpu_count() or 2)
+Try = tuple[str, Callable[[int], Any]]
+"""A label, and a call. It gets a number that no other has at the same time, for a directory of its own."""
 HANG_SECONDS = 60
 """After so long a call is said to hang. Its stack is on standard error."""
 
 
-def in_processes(
-    calls: Iterable[tuple[str, Callable[[int], object]]], seconds: float = HANG_SECONDS
-) -> Iterator[tuple[str, Any, str]]:
+def in_processes(calls: Iterable[Try], seconds: float = HANG_SECONDS) -> Iterator[tuple[str, Any, str]]:
     """Yield (label, result, error) of each call, which is made in a fork of this process. ``error``: what it raised, or how its
-    process ended; empty if it returned.
-
-    A call gets a number that no other has at the same time, for a directory of its own.
-    """
+    process ended; empty if it returned."""
     calls, free = iter(calls), list(range(PROCESSES))
     running: dict[Connection, tuple[str, int, Any]] = {}
     try:
@@ -54,6 +53,25 @@ def in_processes(
     finally:
         for _, _, process in running.values():
             process.kill()
+
+
+@attrs.define
+class Outcome:
+    points: int = 0
+    """Crash points, or flips that can be tried."""
+    states: int = 0
+    """Stores opened."""
+    failures: list[str] = attrs.Factory(list)
+
+    @property
+    def said(self) -> str:
+        return f"{len(self.failures)} of {self.states}:\n" + "\n".join(self.failures[:5])
+
+    def run(self, tries: Iterable[Try], enough: int | None = None) -> Outcome:
+        """Make these tries in processes; until there are ``enough`` failures, if that is given."""
+        failed = (f"{label}: {error}" for label, _, error in in_processes(tries) if error)
+        self.failures += itertools.islice(failed, enough)
+        return self
 
 
 def _attempt(call: Callable[[int], object], number: int, seconds: float, writing: Connection) -> None:

@@ -44,30 +44,20 @@ def riddles() -> int:
     return sum(RIDDLES.match(text) is not None for text in texts)
 
 
-class FramesOfWrites(Files):
-    """Files that note how many frames of msgstore lead to a write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.deepest = 0
-
-    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        self.deepest = max(self.deepest, len(msgstore_frames()))
-        super().pwrite(fd, data, offset)
-
-
-def msgstore_frames() -> list[str]:
-    return [frame.filename for frame in traceback.extract_stack() if frame.filename.startswith(str(CORE))]
-
-
 def frames_of_flush(directory: Path) -> int:
-    """Return the number of frames from ``flush`` down to the call that writes a segment."""
-    files = FramesOfWrites()
-    with open_configured(StoreConfig(path=directory), msgstore.load_catalogue(), files=files) as store:
+    """Return the number of frames of msgstore from ``flush`` down to the call that writes a segment."""
+    depths: list[int] = []
+
+    class CountingFiles(Files):
+        def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+            depths.append(sum(frame.filename.startswith(str(CORE)) for frame in traceback.extract_stack()))
+            super().pwrite(fd, data, offset)
+
+    with open_configured(StoreConfig(path=directory), msgstore.load_catalogue(), files=CountingFiles()) as store:
         store.client().write(bytes(16), b"body")
-        files.deepest = 0
+        depths.clear()
         store.flush()
-        return files.deepest
+        return max(depths)
 
 
 def modules_of_opening(directory: Path) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 import msgstore
 from msgstore.engine.open import broker_counts
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
-from support import DATA, RealDirectory, command, counts, filled, flip, hashes, json_of, open_with
+from support import DATA, RealDirectory, command, counts, failing, filled, flip, hashes, json_of, open_with
 
 CLEAN_STOPS = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted"]
 COUNTS, SUMMARY = "msg_store_index.ets", "file_summary.ets"
@@ -186,7 +186,6 @@ def summed(change: Callable[[list[tuple[int, int, int]]], list[tuple[int, int, i
 CONTRADICTIONS: dict[str, Callable[[Path], object]] = {
     "offset": changed(lambda row: (*row[:3], row[3] + 1, row[4])),
     "size": changed(lambda row: (*row[:4], row[4] - 1)),
-    "file": changed(lambda row: (*row[:2], row[2] + 1, *row[3:])),
     "huge file": changed(lambda row: (*row[:2], 2**64 - 1, *row[3:])),
     "huge offset": changed(lambda row: (*row[:3], 2**40, row[4])),
     "huge count": changed(lambda row: (row[0], 2**48, *row[2:])),
@@ -194,7 +193,6 @@ CONTRADICTIONS: dict[str, Callable[[Path], object]] = {
     "of an absent record": lambda path: write_rows(path, [*rows_of(path), (b"nobody has this.", 1, 0, 0, 100)]),
     "named twice": lambda path: write_rows(path, [*rows_of(path), rows_of(path)[0]]),
     "summary missing": lambda path: (path / SUMMARY).unlink(),
-    "summary empty": lambda path: os.truncate(path / SUMMARY, 0),
     "summary cut": lambda path: os.truncate(path / SUMMARY, (path / SUMMARY).stat().st_size - 1),
     "summary: live bytes": summed(lambda rows: [(rows[0][0], rows[0][1] - 1, rows[0][2]), *rows[1:]]),
     "summary: size": summed(lambda rows: [(rows[0][0], rows[0][1], rows[0][2] + 1), *rows[1:]]),
@@ -258,17 +256,6 @@ def test_stale_counts_lose_no_newer_message(ours, index, caplog):
     assert source == "msg_store_index.ets in part"
     assert found == {**dict.fromkeys([*IDS, b"a newer message."], 1), IDS[0]: 2}
     assert "by file_summary.ets" in caplog.text
-
-
-def test_damaged_segment_keeps_other_counts(real, path):
-    segment = path / "1.rdq"
-    data = segment.read_bytes()
-    segment.write_bytes(data[: len(data) // 2])
-    found, source = counts_of(path)
-    assert source == "msg_store_index.ets in part"
-    there = real.refcounts.keys() & found.keys()
-    assert len(there) < len(real.refcounts)
-    assert {msg_id: found[msg_id] for msg_id in there} == {msg_id: real.refcounts[msg_id] for msg_id in there}
 
 
 # -- damaged and hostile files ------------------------------------------------------------------------------------------------
@@ -336,17 +323,15 @@ CUT = f"it is damaged or cut off at offset {table([ROW]).index(item(ROW))}"
 ANYTHING = re.compile("")
 LOCATION = b"h\x06d\0\x0cmsg_locationm"
 HOSTILE = {
-    "atom": [b"h\x06d\xff\xff" + b"x" * 65535],
-    "binary": [LOCATION + b"\xff\xff\xff\xff"],
-    "compressed": [b"P\xff\xff\xff\xffx\x9c" + bytes(100)],
-    "tuples": [b"h\x01" * 100_000],
-    "lists": [b"l\0\0\0\x01" * 100_000],
-    "sizes": [b"i\xff\xff\xff\xff" * 1000],
-    "integer": [LOCATION + b"\0\0\0\x10" + bytes(16) + b"o\xff\xff\xff\xff\0"],
-    "negative": [LOCATION + b"\0\0\0\x10" + bytes(16) + b"b\xff\xff\xff\xff" * 4],
-    "magics": [b"bWLA\x83h" * 10_000],
+    "atom": b"h\x06d\xff\xff" + b"x" * 65535,
+    "compressed": b"P\xff\xff\xff\xffx\x9c" + bytes(100),
+    "tuples": b"h\x01" * 100_000,
+    "lists": b"l\0\0\0\x01" * 100_000,
+    "integer": LOCATION + b"\0\0\0\x10" + bytes(16) + b"o\xff\xff\xff\xff\0",
+    "negative": LOCATION + b"\0\0\0\x10" + bytes(16) + b"b\xff\xff\xff\xff" * 4,
+    "magics": b"bWLA\x83h" * 10_000,
 }
-"""Rows between two sound ones."""
+"""A row between two sound ones."""
 TABLES: dict[str, tuple[bytes, int, str | re.Pattern[str] | None]] = {
     "huge size of an item": (item_size(b"\xff" * 4), 2, CUT),
     "zero size of an item": (item_size(bytes(4)), 2, CUT),
@@ -354,19 +339,13 @@ TABLES: dict[str, tuple[bytes, int, str | re.Pattern[str] | None]] = {
     "zero size of two items": (item_size(bytes(4), also_first=True), 2, ANYTHING),
     "a thousand rows": (table([ROW] * 1000), 1000, None),
     "empty": (b"", 0, ANYTHING),
-    "zeros": (bytes(10), 0, ANYTHING),
     "many zeros": (bytes(2**20), 0, ANYTHING),
     "a head alone": (b"\x01\x02\x03\x04cXM\x0b", 0, ANYTHING),
-    "half of a head": (b"\x06\x07\x08\x09", 0, ANYTHING),
     "not closed": (table([ROW]).replace(b"cXM\x0b", b"\x06\x07\x08\x09"), 1, "it is not a table that was closed"),
     "one row less than it says": (table([ROW], 2), 1, "its end does not fit its 1 rows"),
-    "one row more than it says": (table([ROW], 0), 1, "its end does not fit its 1 rows"),
     "bytes behind it": (table([ROW]) + b"x", 1, "its end does not fit its 1 rows"),
-    **{f"hostile {name}": (table([ROW, *rows, ROW]), 2, ANYTHING) for name, rows in HOSTILE.items()},
-    **{
-        f"atoms {atom!r}": (table([ROW.replace(b"d\0\x0c", atom)]), 1, None)
-        for atom in (b"d\0\x0c", b"v\0\x0c", b"s\x0c", b"w\x0c")
-    },
+    **{f"hostile {name}": (table([ROW, row, ROW]), 2, ANYTHING) for name, row in HOSTILE.items()},
+    **{f"atoms {atom!r}": (table([ROW.replace(b"d\0\x0c", atom)]), 1, None) for atom in (b"v\0\x0c", b"s\x0c", b"w\x0c")},
 }
 """Data, how many rows are read, and what is said of the rest."""
 
@@ -392,32 +371,18 @@ def test_saved_table_that_is_a_pipe_is_ignored(small):
 def test_verbs_say_where_counts_come_from(path):
     assert "counts        from msg_store_index.ets\n" in command("info", path).output
     assert "297 of 297 live messages verified (rebuild; counts: from msg_store_index.ets)" in command("verify", path).output
-    assert json_of("info", path)[0]["recovery"]["counts"] == "msg_store_index.ets"
     assert json_of("verify", path)[-1]["counts"] == "msg_store_index.ets"
-    assert len(json_of("ls", path)) == 297
     (path / "clean.dot").unlink()
     output = command("verify", path).output
     assert "301 of 301 records verified (rebuild; counts: one for each record, live or dead)" in output
     assert "msg_store_index.ets: not used" in output
 
 
-def test_migrate_to_a_copy_takes_saved_counts(real, path, tmp_path):
-    assert "297 messages copied" in command("migrate", path, tmp_path / "copy", "--to", "v2").output
-    assert counts_of(tmp_path / "copy") == (real.refcounts, "index")
-
-
 @pytest.mark.parametrize("name", [COUNTS, SUMMARY])
-def test_unreadable_counts_stop_an_adoption(name, files, tmp_path):
+def test_unreadable_counts_stop_an_adoption(name, files, real, path):
     """It would put them away for ever, and the next attempt may read them."""
-
-    real = RealDirectory.load("v1_clean")
-    path = real.copy(tmp_path)
-
-    def fail():
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path / name))
-
-    files.before("open_read", fail, name, times=None)
-    with pytest.raises(msgstore.StoreError, match=f"{name}: cannot be read"):
+    files.before("open_read", failing(errno.EIO), name, times=None)
+    with pytest.raises(msgstore.StoreError, match=r"cannot be read: Input/output error\. It has the reference counts"):
         open_with(path, files, adopt=True)
     with open_with(path, files, mode="r") as store:
         assert len(list(store.entries())) >= len(real.live)

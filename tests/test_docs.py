@@ -9,6 +9,7 @@ import codeop
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -24,6 +25,7 @@ import msgstore
 import msgstore.contract
 from docs.reading import DOCS, PAGES, ROOT, Reader, blocks
 from msgstore import hookspecs
+from msgstore.cli.commands.plugins import config
 from msgstore.cli.main import main
 from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MsgStoreError, events
@@ -104,23 +106,22 @@ def test_what_a_page_says_to_ship_passes_the_kit(name, reader):
     assert f" of {distribution} " in done.stdout
 
 
-def test_packages_of_pages_are_found():
-    assert len(PACKAGES) >= 4
-
-
 def test_no_page_is_left_out_without_need():
     assert ELSEWHERE.keys() <= set(RUN)
+    assert len(PACKAGES) >= 4
 
 
 # -- what the code writes -------------------------------------------------------------------------------------------------
 
 
+def generate(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, root / "docs/tools/generate.py", *options]
+    return subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
+
+
 @needs_all_plugins
 def test_the_reference_is_what_the_code_says():
-    done = subprocess.run(
-        [sys.executable, ROOT / "docs/tools/generate.py", "--check"],
-        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
-    )  # fmt: skip
+    done = generate(ROOT, "--check")
     assert done.returncode == 0, done.stdout
 
 
@@ -128,20 +129,16 @@ def test_the_reference_is_what_the_code_says():
 @needs_all_plugins
 def test_a_page_that_is_stale_is_told(tmp_path):
     """The same program, on a copy in which a default was changed by hand."""
-    read = [path for path in DOCS.rglob("*") if path.suffix in (".md", ".py")]
-    read += [*ROOT.glob("core/pyproject.toml"), *ROOT.glob("pipeline/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml")]
-    for path in [*read, *ROOT.glob("pipeline/src/*/*.py")]:
-        copy = tmp_path / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("core", "pipeline", "plugins"):
+        (tmp_path / name).symlink_to(ROOT / name)
     page = tmp_path / "docs/reference/configuration.md"
     page.write_text(page.read_text(encoding="utf-8").replace('`"200ms"`', '`"300ms"`'), encoding="utf-8")
-    command = [sys.executable, tmp_path / "docs/tools/generate.py"]
-    checked = subprocess.run([*command, "--check"], check=False, capture_output=True, encoding="utf-8")
+    checked = generate(tmp_path, "--check")
     assert checked.returncode == 1
     assert '-| `sync_interval` | time | `"300ms"`' in checked.stdout
-    assert "python docs/tools/generate.py" in checked.stderr
-    subprocess.run(command, check=True, capture_output=True)
+    assert "python docs/tools/generate.py" in checked.stdout
+    assert generate(tmp_path).returncode == 0
     assert page.read_text(encoding="utf-8") == reference("configuration")
 
 
@@ -208,21 +205,16 @@ def test_every_option_of_a_backend_is_explained():
     assert [name for name, is_explained in names if not is_explained] == []
 
 
-def _verbs(group: click.Group, prefix: str) -> list[tuple[str, click.Command]]:
-    found = []
-    for name, command in group.commands.items():
-        found += _verbs(command, f"{prefix} {name}") if isinstance(command, click.Group) else [(f"{prefix} {name}", command)]
-    return found
+VERBS = {f"msgstore {name}": command for name, command in main.commands.items() if not isinstance(command, click.Group)}
+VERBS |= {f"msgstore config {name}": command for name, command in config.commands.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "command"), _verbs(main, "msgstore"), ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_every_verb_and_option_is_explained(name, command):
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_and_option_is_explained(name):
     page = reference("command-line")
     section = re.search(rf"^## `{re.escape(name)}[ `].*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert section, f"no section about {name}"
-    visible = [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
+    visible = [parameter for parameter in VERBS[name].params if isinstance(parameter, click.Option) and not parameter.hidden]
     options = [parameter.opts[0] for parameter in visible]
     shared = {"--json", "--config", "--refcounts", "--runner", "--master", "--processes"}
     assert [option for option in options if option not in section[0] and option not in shared] == []
@@ -266,29 +258,24 @@ COUNTED = {"records_by_name", "types", "formats", "states", "steps", "live_perce
 def _keys(value: object) -> set[str]:
     if isinstance(value, list):
         return set().union(*map(_keys, value[:50]))
-    if isinstance(value, dict):
-        return {key for key in value if re.fullmatch("[a-z][a-z0-9_]*", key)}.union(
-            *(_keys(inner) for key, inner in value.items() if key not in COUNTED)
-        )
-    return set()
+    if not isinstance(value, dict):
+        return set()
+    inner = (_keys(member) for key, member in value.items() if key not in COUNTED)
+    return {key for key in value if re.fullmatch("[a-z][a-z0-9_]*", key)}.union(*inner)
 
 
-def test_every_hook_and_argument_is_explained():
+def test_every_hook_and_event_is_explained():
     page = reference("hooks")
     hooks = {name: call for name, call in vars(hookspecs).items() if name.startswith("msgstore_")}
     assert hooks.keys() == EVENT_HOOKS.keys() | {hook for hook, _ in HOOKS.values()}
     for name, call in hooks.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         assert [argument for argument in inspect.signature(call).parameters if f"`{argument}`" not in row] == []
-
-
-def test_every_event_is_explained():
-    page = reference("logging-and-events")
+    sections = re.split(r"^### ", reference("logging-and-events"), flags=re.MULTILINE)
     for hook, event in EVENT_HOOKS.items():
-        section = re.search(rf"^### `{hook}`\n.*?(?=^### |\Z)", page, re.MULTILINE | re.DOTALL)
-        assert section, hook
+        (section,) = [text for text in sections if text.startswith(f"`{hook}`\n")]
         members = attrs.fields_dict(event).keys() - attrs.fields_dict(events.Event).keys()
-        assert {name for name in members if CELL.format(name) not in section[0]} == set(), hook
+        assert {name for name in members if CELL.format(name) not in section} == set(), hook
 
 
 def test_every_page_is_on_the_map():

@@ -11,9 +11,7 @@ import pytest
 
 import msgstore
 from msgstore.contract import Capability, Columns, GapFill, IndexDescriptor, SegmentFormatDescriptor
-from msgstore.jobs.reading.chains import read_spans
 from msgstore.plugins.loader import Provider, Registration
-from msgstore.scan import FormatSet
 from msgstore.testing import stores
 from msgstore_ets_index.index import EtsIndex
 from msgstore_format_v2.format import SegmentFormatV2
@@ -199,41 +197,6 @@ SCANNED = {f"scan is {fault}": ("scan", scanning(spoil)) for fault, spoil in SPO
 SCANNED |= {"scan raises": ("scan", raising), "scan gives None": ("scan", nothing)}
 
 
-COLLECTED = {
-    "compaction in place": ("odd", "odd", msgstore.Store.compact, {"everything": True}, SCANNED | FILLS),
-    "compaction by copy": ("copied", "copied", msgstore.Store.compact, {"everything": True}, SCANNED | DECODES),
-    "migration, whose copy is read and written": ("v1", "odd", msgstore.Store.migrate, {}, SCANNED | ENCODES),
-}
-"""Formats of the segments and of the store, the collection, and the faults."""
-
-
-@pytest.mark.parametrize(("collection", "fault"), [(name, fault) for name, (*_, found) in COLLECTED.items() for fault in found])
-def test_collection_format_fails_changes_nothing(collection, fault, opened, tmp_path, faults, caplog):
-    """The collection is refused, and as if it had never been. Then the plugin is mended."""
-    written, target, collect, options, found = COLLECTED[collection]
-    store = opened(written)
-    left = fill(store)
-    if target != written:
-        store.close()
-        store = opened(target)
-    before = files_of(tmp_path), counts(store)
-    name, faults[name] = found[fault]
-    with caplog.at_level(logging.WARNING, "msgstore.collection"):
-        done = collect(store, **options)
-    faults.clear()
-    assert [one.outcome for one in done] == ["none"], "the segment was collected"
-    assert "of acme-odd 1.2 (entry point" in done[0].skipped
-    assert f"failed in {name}" in done[0].skipped
-    assert any(f"{tmp_path / done[0].file}: the segment format {form!r}" in caplog.text for form in (written, target))
-    assert (files_of(tmp_path), counts(store)) == before, "the segment was changed"
-    assert contents(store) == left, "messages are lost"
-    done = collect(store, **options)
-    assert [one.skipped for one in done] == [None], "a plugin that was mended is not used"
-    assert contents(store) == left
-    store.close()
-    assert contents(opened(target)) == left
-
-
 # -- indexes ------------------------------------------------------------------------------------------------------------------
 
 
@@ -256,39 +219,59 @@ RELOCATES = {
     "forgets entries": lambda self, call, ids, *_: all_of(ids, lambda ids: [self._entries.pop(msg_id) for msg_id in ids]),
     "fails halfway": halfway,
 }
-COLLECTIONS = {"compaction in place": ("v2", "v2"), "compaction by copy": ("v1", "v1"), "migration": ("v1", "v2")}
+RELOCATED = {f"relocate {fault}": ("relocate", act) for fault, act in RELOCATES.items()}
 
 
-@pytest.mark.parametrize("collected", COLLECTIONS)
-@pytest.mark.parametrize("fault", RELOCATES)
-def test_collection_index_relocate_fails_loses_nothing(fault, collected, opened, tmp_path, faults, caplog):
-    """Neither in this store, nor for a start after a crash, nor the references of what has several."""
-    written, target = COLLECTIONS[collected]
+# -- collections --------------------------------------------------------------------------------------------------------------
+
+COLLECTED = {
+    "compaction in place": ("odd", "odd", "ets", SCANNED | FILLS),
+    "compaction by copy": ("copied", "copied", "ets", SCANNED | DECODES),
+    "migration, whose copy is read and written": ("v1", "odd", "ets", SCANNED | ENCODES),
+    "compaction in place, of an odd index": ("v2", "v2", "odds", RELOCATED),
+    "compaction by copy, of an odd index": ("v1", "v1", "odds", RELOCATED),
+    "migration, of an odd index": ("v1", "v2", "odds", RELOCATED),
+}
+"""Formats of the segments and of the store, the index, and the faults."""
+
+
+@pytest.mark.parametrize(("collection", "fault"), [(name, fault) for name, (*_, found) in COLLECTED.items() for fault in found])
+def test_collection_with_failing_plugin_loses_nothing(collection, fault, opened, tmp_path, faults, caplog):
+    """Neither in this store, nor the references of what has several, nor for a start after a crash. The plugin is named, and is
+    used again when it is mended. A failing format changes no file."""
+    written, target, index, found = COLLECTED[collection]
 
     def collect(store):
         return store.compact(everything=True) if target == written else store.migrate()
 
-    store = opened(written, "odds")
+    store = opened(written, index)
     left = fill(store)
     if target != written:
         store.close()
-        store = opened(target, "odds")
-    before = counts(store)
-    faults["relocate"] = RELOCATES[fault]
-    [done] = collect(store)
+        store = opened(target, index)
+    before = files_of(tmp_path), counts(store)
+    name, faults[name] = found[fault]
+    with caplog.at_level(logging.WARNING, "msgstore.collection"):
+        [done] = collect(store)
     faults.clear()
-    assert "the index 'odds' of acme-odd 1.2 (entry point" in (done.skipped or ""), "a collection went on with a broken index"
-    assert f"{tmp_path / done.file}: the index 'odds'" in caplog.text
-    assert contents(store) == left, "messages are lost"
-    assert counts(store) == before
-    assert any(s.file == done.file and not s.quarantined for s in store.segments()), "the segment is gone"
+    blamed = ["the index 'odds'"] if index == "odds" else [f"the segment format {form!r}" for form in (written, target)]
+    assert "of acme-odd 1.2 (entry point" in (done.skipped or ""), "a collection went on with a broken plugin"
+    assert any(f"{tmp_path / done.file}: {what}" in caplog.text for what in blamed)
+    assert (contents(store), counts(store)) == (left, before[1]), "messages are lost"
+    if index == "ets":
+        assert (done.outcome, files_of(tmp_path)) == ("none", before[0]), "the segment was changed"
+        assert f"failed in {name}" in done.skipped
+        assert [one.skipped for one in collect(store)] == [None], "a plugin that was mended is not used"
+        assert contents(store) == left
+    else:
+        assert any(s.file == done.file and not s.quarantined for s in store.segments()), "the segment is gone"
     store.abandon()
     store = opened(target)
     assert not store.stats().recovery.damaged, "a start finds damage"
-    found = contents(store)
-    assert {msg_id: found[msg_id] for msg_id in left} == left, "a start finds less"
+    there = contents(store)
+    assert {msg_id: there[msg_id] for msg_id in left} == left, "a start finds less"
     collect(store)
-    assert contents(store) == found
+    assert contents(store) == there
 
 
 # -- openings -----------------------------------------------------------------------------------------------------------------
@@ -309,15 +292,3 @@ def test_opening_scan_fails_names_plugin_and_file(fault, opened, tmp_path, fault
     assert files_of(tmp_path) == before
     faults.clear()
     assert everything <= contents(opened("odd")).keys()
-
-
-@pytest.mark.parametrize("fault", ["unordered", "overlapping", "out of bounds", "short of ids"])
-def test_salvage_scan_fails_is_no_chain(fault, opened, tmp_path, faults):
-    """Its caller reports the segment as unreadable; nothing is copied from wrong places."""
-    store = opened("odd")
-    fill(store)
-    store.close()
-    odd = FormatSet(odd_catalogue()).by_name("odd").format
-    faults["scan"] = scanning(SPOILED[fault])
-    with pytest.raises(ValueError, match="the scan returns records"):
-        read_spans(odd, (tmp_path / "0.odd").read_bytes())

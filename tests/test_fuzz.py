@@ -7,8 +7,14 @@ same inputs; ``--fuzz-from`` gives others. A failure is told with the options th
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import signal
 import time
+import traceback
 import tracemalloc
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from unittest import mock
@@ -16,12 +22,98 @@ from unittest import mock
 import attrs
 import pytest
 
+from attempts import in_processes
 from fuzzing.extremes import EXTREMES
 from fuzzing.mutations import Member, mutated
-from fuzzing.running import CHUNK, attempt, make, run
 from fuzzing.targets import TARGETS, Target
 
 pytestmark = pytest.mark.fuzz
+
+HANG = 5.0
+"""Seconds of processor time for one input of a few KiB, which takes far less than a millisecond: so load does not count."""
+CHUNK = 5000
+
+
+class Hang(BaseException):
+    """Not an Exception, so that nothing that is tried handles it."""
+
+
+@attrs.define
+class Tally:
+    """What was tried."""
+
+    inputs: int = 0
+    digests: set[bytes] = attrs.field(factory=set)
+    """Eight bytes of the hash of each: how many are left says how many were different."""
+    seconds: float = 0.0
+    """Of processor time."""
+    failures: list[str] = attrs.field(factory=list)
+
+
+def make(target: Target, seed: int) -> tuple[bytes, Member]:
+    """The input of a number."""
+    random = Random(seed)
+    member = random.choice(target.members())
+    data = mutated(random, member)
+    return target.repair(data) if target.repair is not None and seed % 2 else data, member
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """End what runs too long with Hang."""
+
+    def ring(number: int, frame: object) -> None:
+        raise Hang(f"took more than {HANG} s of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, HANG)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def attempt(target: Target, data: bytes, member: Member) -> str:
+    """Return why an input fails, with the input; nothing if it does not."""
+    try:
+        with limited():
+            target.check(data, member)
+    except (Exception, Hang) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno}: {where.line}): {data.hex()}"
+    return ""
+
+
+def run_chunk(name: str, seeds: range, _: int = 0) -> Tally:
+    """Try the inputs of these seeds, until one fails."""
+    tally, begin = Tally(), time.process_time()
+    for seed in seeds:
+        data, member = make(TARGETS[name], seed)
+        tally.digests.add(hashlib.blake2b(data, digest_size=8).digest())
+        tally.inputs += 1
+        if error := attempt(TARGETS[name], data, member):
+            tally.failures.append(f"{name}, --fuzz 1 --fuzz-from {seed}: {error}")
+            break
+    tally.seconds = time.process_time() - begin
+    return tally
+
+
+def run(name: str, seeds: range) -> Tally:
+    """Try the inputs of these seeds with one target. What kills a process is a failure, too."""
+    whole = Tally()
+    TARGETS[name].members()  # made once, not in each process
+    parts = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
+    calls = ((f"{name}, of the seeds {part[0]} to {part[-1]}", partial(run_chunk, name, part)) for part in parts)
+    for label, tally, error in in_processes(calls):
+        if error:
+            whole.failures.append(f"{label}: {error}")
+        else:
+            whole.inputs, whole.seconds = whole.inputs + tally.inputs, whole.seconds + tally.seconds
+            whole.digests |= tally.digests
+            whole.failures += tally.failures
+    return whole
+
 
 SHARES = sum(target.share for target in TARGETS.values())
 each_target = pytest.mark.parametrize("name", TARGETS)
@@ -118,7 +210,7 @@ def test_an_exception_and_a_hang_are_found(monkeypatch):
         if b"\xff\xff" in data:
             raise IndexError("deep inside")
 
-    monkeypatch.setattr("fuzzing.running.HANG", 0.2)
+    monkeypatch.setitem(globals(), "HANG", 0.2)
     for broken, error in ((fail, "IndexError: deep inside"), (hang, "Hang")):
         assert first_error(attrs.evolve(TARGETS["v2-scan"], parse=broken, judge=mock.Mock())).startswith(error)
 

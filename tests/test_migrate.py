@@ -13,17 +13,13 @@ from support import command, counts, counts_file, filled, id_of
 
 def make(path: Path, index: str, *, killed: bool = False) -> dict[bytes, int]:
     """Ten messages a segment, of which every third is dead and every other one has two references."""
+    everything = {id_of(n): 1 + n % 2 for n in range(100)}
     store = msgstore.open_store(path, index=index, file_size_limit="4KiB", gc="never")
-    with store.client("a") as a, store.client("b") as b:
-        for n in range(100):
-            a.write(id_of(n), b"message %d" % n * 30)
-            if n % 2:
-                b.write(id_of(n), b"message %d" % n * 30)
+    with store.client() as client:
+        for number, references in enumerate(everything.values()):
+            client.write_many([(id_of(number), b"message %d" % number * 30)] * references)
         store.flush()
-        for n in range(0, 100, 3):
-            a.remove([id_of(n)])
-            if n % 2:
-                b.remove([id_of(n)])
+        client.remove([id_of(number) for number in range(0, 100, 3) for _ in range(1 + number % 2)])
         store.flush()
     store.abandon() if killed else store.close()
     return {id_of(n): 1 + n % 2 for n in range(100) if n % 3}
@@ -40,7 +36,11 @@ def counts_of(path: Path) -> dict[bytes, int]:
 
 @pytest.mark.parametrize(("name", "killed"), [("ets", False), ("lmdb", False), ("lmdb", True)])
 def test_counts_go_along(name: str, killed: bool, tmp_path: Path) -> None:
+    """And what a killed migration has left is cleared away."""
     truth = make(tmp_path / "in", name, killed=killed)
+    left = tmp_path / ".out.counts.msgstore" / "0123456789abcdef"
+    left.mkdir(parents=True)
+    (left / "counts.csv").write_text(f"{id_of(1).hex()},1\n")
     assert migrate(tmp_path / "in", tmp_path / "out").exit_code == 0
     assert counts_of(tmp_path / "out") == truth
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
@@ -64,18 +64,6 @@ def test_lost_counts_are_told(name: str, lost: str, tmp_path: Path) -> None:
         assert counts_of(tmp_path / "out") == truth
 
 
-def test_what_a_killed_migration_left_is_cleared_away(tmp_path: Path) -> None:
-    make(tmp_path / "in", "ets")
-    left = tmp_path / ".out.counts.msgstore" / "0123456789abcdef"
-    left.mkdir(parents=True)
-    (left / "counts.csv").write_text(f"{id_of(1).hex()},1\n")
-    assert migrate(tmp_path / "in", tmp_path / "out").exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
-
-
-BOUND = "{ use = 'v2', records = { %s = %s } }"
-
-
 @pytest.mark.parametrize(("record", "forgets"), [("audit", False), ("checksum", False), ("audit", True)])
 def test_the_record_types_of_a_directory_or_a_configuration(record: str, forgets: bool, tmp_path: Path) -> None:
     """The directory remembers them, or has forgotten them, and the configuration knows."""
@@ -84,9 +72,8 @@ def test_the_record_types_of_a_directory_or_a_configuration(record: str, forgets
     if forgets:
         (tmp_path / "in" / "msgstore.json").unlink()
     config = tmp_path / "c.toml"
-    form = BOUND % (record, "200" if forgets else "{}")
+    form = f"{{ use = 'v2', records = {{ {record} = {200 if forgets else '{}'} }} }}"
     config.write_text(f"[stores.a]\npath = 'in'\nrecord = '{record}'\nformat = {form}\n")
-    sources = [["a", "--config", config]] if forgets else [["a", "--config", config], [tmp_path / "in"]]
-    for number, (source, *more) in enumerate(sources):
-        result = migrate(source, tmp_path / f"{number}", *more)
+    for number, source in enumerate([["a", "--config", config], *([] if forgets else [[tmp_path / "in"]])]):
+        result = migrate(source[0], tmp_path / f"{number}", *source[1:])
         assert (result.exit_code, counts_of(tmp_path / f"{number}")) == (0, {id_of(1): 1}), result.output

@@ -6,6 +6,7 @@ import ast
 import functools
 import random
 import re
+from typing import Any
 
 import attrs
 import pytest
@@ -19,27 +20,15 @@ SAMPLE = 12
 
 
 @functools.cache
-def functions_of(file: str) -> dict[str, str]:
-    """Name of each test, with its class if it is in one, to the text of the marks that it has itself, or with its module."""
-    tree = ast.parse((ROOT / file).read_text())
-    whole = "".join(
-        ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)
-    )
-    found = {}
-    for outer in tree.body:
-        for node in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
-            if isinstance(node, ast.FunctionDef):
-                decorators = node.decorator_list
-                name = node.name
-                if isinstance(outer, ast.ClassDef):
-                    decorators, name = [*outer.decorator_list, *decorators], f"{outer.name}::{name}"
-                found[name] = whole + " ".join(map(ast.unparse, decorators))
-    return found
-
-
 def marks(test: str) -> str:
-    file, _, name = test.partition("::")
-    return functions_of(file)[name]
+    """Return the text of the marks of a test, of its class and of its module. Fails if there is no such test."""
+    file, *names = test.split("::")
+    scope: Any = ast.parse((ROOT / file).read_text())
+    found = [node for node in scope.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    for name in names:
+        scope = next(node for node in scope.body if getattr(node, "name", "") == name)
+        found += scope.decorator_list
+    return " ".join(map(ast.unparse, found))
 
 
 def test_faults_have_names_of_their_own():

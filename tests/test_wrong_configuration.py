@@ -338,47 +338,42 @@ def test_formats_claiming_same_files_are_refused(machine, claimed, files):
     assert msgstore.load_catalogue(["acme-blocks:blocks"]).format("v2").name == "v2"
 
 
-def test_incomplete_record_type_is_named(machine):
-    """Not the format, which asks for it."""
-    stamped(machine)
-    module = machine.site / "acme_stamped_plugin.py"
-    module.write_text(
-        module.read_text().replace(":MessageRecord", ":Stamped")
-        + "\nclass Stamped:\n    def __init__(self, context): pass\n    def encode(self, ids, bodies): pass\n"
-        "    def decode(self, record): pass\n    def body_span(self, offset, size): pass\n"
+@pytest.mark.parametrize(
+    ("make", "methods", "told"),
+    [
+        (
+            stamped,
+            ["encode", "decode", "body_span"],
+            "the record type 'stamped' .*stamped_plugin.Made has no overhead, check, which",
+        ),
+        (
+            lambda machine: claiming(machine, extension=".blk", capabilities=["compactable"]),
+            ["encode", "decode", "body_span", "scan", "find_chain"],
+            "the segment format 'blocks' .*Made has no gap_room, fill_gap, which",
+        ),
+    ],
+    ids=["record type", "format"],
+)
+def test_incomplete_plugin_is_named(make, methods, told, machine):
+    """A record type, not the format, which asks for it. A format with the capability COMPACTABLE needs its methods, too."""
+    make(machine)
+    [module] = machine.site.glob("*_plugin.py")
+    made = "\nclass Made:\n    header, max_body = b'', 100\n    def __init__(self, context): pass\n"
+    made += "".join(f"    def {name}(self, *arguments, **options): pass\n" for name in methods)
+    module.write_text(module.read_text().replace(":MessageRecord", ":Made").replace(":Blocks", ":Made") + made)
+    keys = (
+        {"record": "stamped", "format": {"use": "v2", "records": {"stamped": 200}}} if make is stamped else {"format": "blocks"}
     )
-    with pytest.raises(msgstore.BrokenPlugin) as caught:
-        msgstore.open_store(machine.store, record="stamped", format={"use": "v2", "records": {"stamped": 200}})
-    assert "the record type 'stamped' of acme-stamped 0.3.0" in str(caught.value)
-    assert "acme_stamped_plugin.Stamped has no overhead, check, which" in str(caught.value)
-
-
-def test_format_without_compactable_needs_no_gap_methods(machine):
-    """Only a format with the capability COMPACTABLE needs its methods."""
-    claiming(machine, extension=".blk")
-    module = machine.site / "acme_blocks_plugin.py"
-    methods = ["encode", "decode", "body_span", "scan", "find_chain"]
-    lines = [f"    def {name}(self, *arguments, **options): pass\n" for name in methods]
-    made = "\nclass Blocks:\n    header, max_body = b'', 100\n    def __init__(self, context): pass\n" + "".join(lines)
-    module.write_text(module.read_text() + made)
-    assert FormatSet(msgstore.load_catalogue()).by_name("blocks").name == "blocks"
-    sys.modules.pop("acme_blocks_plugin")
-    module.write_text(module.read_text().replace("generation=3", "generation=3, capabilities=['compactable']"))
-    with pytest.raises(msgstore.BrokenPlugin, match="Blocks has no gap_room, fill_gap, which"):
-        FormatSet(msgstore.load_catalogue()).by_name("blocks")
+    with pytest.raises(msgstore.BrokenPlugin, match=told):
+        msgstore.open_store(machine.store, **keys)
 
 
 def test_record_type_of_other_format_is_named(machine):
     """Not asked whether it was meant, by its very name."""
     descriptor = "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='a:b', format='v3')"
     machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor)
-    with pytest.raises(msgstore.PluginError) as caught:
+    with pytest.raises(msgstore.PluginError, match="'stamped' is for format 'v3' of acme-stamped; select that") as caught:
         msgstore.load_catalogue().record("v2", "stamped")
-    assert "'stamped' is for format 'v3' of acme-stamped; select that format" in str(caught.value)
-    assert "Did you mean" not in str(caught.value)
-    assert "stamped (" not in str(caught.value)
-    with pytest.raises(msgstore.PluginError) as caught:
-        msgstore.load_catalogue().record("v2", "stampt")
     assert "Did you mean" not in str(caught.value)
 
 
@@ -388,56 +383,47 @@ def test_record_type_of_other_format_is_named(machine):
         ("acme_rocks.index:Rocks", "ModuleNotFoundError: No module named 'acme_rocks'"),
         ("acme_rocks_plugin:Rocks", "AttributeError: "),
         ("acme_rocks_plugin:__name__", "TypeError: acme_rocks_plugin:__name__ is not callable"),
-        ("acme_rocks_plugin:hookimpl", None),
     ],
 )
 def test_factory_not_importable_is_a_problem(machine, factory, said):
     rocks(machine, factory=factory)
     assert list(msgstore.load_catalogue().problems()) == []  # what is not selected is not imported
-    problems = list(msgstore.load_catalogue().unloadable())
-    assert [said in problem and "'rocks' of acme-rocks 1.4.0" in problem for problem in problems] == [True] * (said is not None)
+    [problem] = msgstore.load_catalogue().unloadable()
+    assert said in problem
+    assert "'rocks' of acme-rocks 1.4.0" in problem
     command("plugins")
-    checked = command("plugins", "--check", "--json", code=0 if said is None else 2)
-    assert said is None or "cannot be imported" in checked.stdout
+    assert "cannot be imported" in command("plugins", "--check", "--json", code=2).stdout
 
 
 def test_misspelt_record_type_gets_a_suggestion(tmp_path):
-    with msgstore.open_store(tmp_path, record="checksum"):
-        pass
+    msgstore.open_store(tmp_path, record="checksum").close()
     for records, kind, told in (
         ({"records": {"chekcsum": 200}}, msgstore.PluginError, "Did you mean 'checksum'"),
         ({"recods": {"checksum": 4}}, msgstore.ConfigError, r"unknown key 'recods'\. Did you mean 'records'"),
-        ({"record": {"checksum": 4}}, msgstore.ConfigError, r"unknown key 'record'\. Did you mean 'records'"),
     ):
         with pytest.raises(kind, match=told) as caught:
             msgstore.open_store(tmp_path, format={"use": "v2", **records})
         assert "the store uses" not in str(caught.value)
-        assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize("selected", ["rocks", "ets"])
-def test_index_raising_systemexit_is_plugin_error(machine, selected):
-    """Opened with it, and with another one that takes its entries over."""
-    machine.write_store(index="ets")
-    failing_rocks(machine, load="raise SystemExit('no licence')")
-    remembered = directory.read_settings(Files(), machine.store)
-    directory.write_settings(Files(), machine.store, attrs.evolve(remembered, index="rocks"))
-    with pytest.raises(msgstore.PluginError) as caught:
-        msgstore.open_store(machine.store, index=selected)
-    for part in ("index 'rocks'", "acme-rocks 1.4.0", str(machine.store), "SystemExit: no licence"):
-        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
+        ("SystemExit('no licence')", msgstore.PluginError),
         ("StoreError('hm')", msgstore.StoreError),
         ("OSError(5, 'hm')", msgstore.StoreError),
         ("KeyboardInterrupt('hm')", KeyboardInterrupt),
     ],
 )
-def test_store_error_of_index_passes_unchanged(machine, raised, expected):
+@pytest.mark.parametrize("selected", ["rocks", "ets"])
+def test_error_of_loading_index_is_named(machine, selected, raised, expected):
+    """Opened with it, and with another one that takes its entries over. What is no fault of it passes unchanged."""
+    machine.write_store(index="ets")
     failing_rocks(machine, load=f"raise {raised}")
-    with pytest.raises(expected, match="hm") as caught:
-        msgstore.open_store(machine.store, index="rocks")
-    assert "acme-rocks" not in str(caught.value)
+    remembered = directory.read_settings(Files(), machine.store)
+    directory.write_settings(Files(), machine.store, attrs.evolve(remembered, index="rocks"))
+    with pytest.raises(expected) as caught:
+        msgstore.open_store(machine.store, index=selected)
+    is_blamed = expected is msgstore.PluginError
+    for part in ("index 'rocks'", "acme-rocks 1.4.0", "no licence" if is_blamed else "hm"):
+        assert (part in str(caught.value)) == (is_blamed or part == "hm")

@@ -29,24 +29,15 @@ def main(directory: str) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     pip = (sys.executable, "-m", "pip")
     run(*pip, "wheel", "--quiet", "--wheel-dir", str(wheels), *distributions(), *TOOLS)
-    ours = [
-        path.name.split("-")[0].replace("_", "-") for path in wheels.glob("*.whl") if path.name.startswith(("msgstore", "acme"))
-    ]
+    names = [path.name.partition("-")[0].replace("_", "-") for path in wheels.glob("*.whl")]
+    ours = [name for name in names if name.startswith(("msgstore", "acme"))]
     run(*pip, "install", "--quiet", "--no-index", "--find-links", str(wheels), "--force-reinstall", *ours, *TOOLS)
     run(*pip, "check")
     run("msgstore", "plugins", "--check")
     run("msgstore", "demo")
     chosen = [argument for name in ours for argument in ("--msgstore-dist", name)]
-    alone = [
-        "-c",
-        os.devnull,
-        "--rootdir",
-        str(wheels),
-        "-W",
-        "error",
-        "-p",
-        "no:cacheprovider",
-    ]  # without the options of this repository
+    # Without the options of this repository.
+    alone = ["-c", os.devnull, "--rootdir", str(wheels), "-W", "error", "-p", "no:cacheprovider"]
     run(sys.executable, "-m", "pytest", *alone, "--pyargs", "msgstore.testing.suite", *chosen)
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import pickle
 import shutil
-import socket
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,14 @@ def touch(top, *files):
 
 
 def test_directory_is_listed_highest_number_first(tmp_path):
+    """A store without segments is accepted too."""
     touch(tmp_path, "0.rdq", "9.sqs", "10.rdq", "10.sqs", "old.rdq", "notes.txt", "1.sqs.tmp")
     found = find(tmp_path)
     assert paths_of(found, tmp_path) == ["10.sqs", "10.rdq", "9.sqs", "0.rdq", "old.rdq"]
     assert {(i.store, i.format) for i in found.inputs} == {(str(tmp_path), "v1"), (str(tmp_path), "v2")}
     assert ignored(found) == ["1.sqs.tmp", "notes.txt"]
+    msgstore.open_store(tmp_path / "store", body="erlang").close()
+    assert (find(tmp_path / "store").inputs, find(tmp_path / "store").codecs) == ((), ("erlang",))
 
 
 def test_real_directories_have_their_sizes():
@@ -151,13 +154,6 @@ def test_path_without_segments_is_refused(path, message, tmp_path):
         find(tmp_path / path)
 
 
-def test_store_without_segments_is_accepted(tmp_path):
-    msgstore.open_store(tmp_path / "store", body="erlang").close()
-    for path in (tmp_path / "store").glob("*.sqs"):
-        path.unlink()
-    assert (find(tmp_path / "store").inputs, find(tmp_path).codecs) == ((), ("erlang",))
-
-
 def checksum_store(path):
     with msgstore.open_store(path, record="checksum") as store, store.client("c") as client:
         client.write_many((bytes([n]) * 16, b"body %d" % n) for n in range(3))
@@ -170,10 +166,7 @@ def test_each_directory_has_its_record_types_and_codec(tmp_path):
     shutil.copy(MIXED / "0.rdq", checksum_store(tmp_path / "one"))
     copy_of("mixed_upgrade", tmp_path / "two")
     found = find(tmp_path, records={"checksum": 130})
-    assert {(Path(i.store).name, i.format, i.records) for i in found.inputs} == {
-        *((name, "v1", ()) for name in ("one", "two")),
-        *((name, "v2", (("checksum", 130),)) for name in ("one", "two")),
-    }
+    assert {(i.format, i.records) for i in found.inputs} == {("v1", ()), ("v2", (("checksum", 130),))}
     assert found.codecs == ("raw",)
     [remembered] = [i for i in find(tmp_path / "one").inputs if i.format == "v2"]
     assert remembered.records == (("checksum", 4),)
@@ -198,48 +191,43 @@ def test_unusable_settings_are_damage(tmp_path, replace):
     assert ("checksum", 4) in found.inputs[0].records
 
 
-def make_unreadable(directory):
-    """Create names of segments that are no files, and return their damage, and a loop with another name."""
-    for name, target in (("9.rdq", "/nonexistent/9.rdq"), ("6.sqs", "6.sqs"), ("zz", "zz"), ("nowhere", "nothing")):
-        (directory / name).symlink_to(target)
-    for name in ("8.rdq", "below"):
-        (directory / name).mkdir()
-    os.mkfifo(directory / "7.sqs")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(os.path.relpath(directory / "5.rdq"))  # a socket's name is short
-    reasons = {
-        "9.rdq": "is a link to nothing",
-        "8.rdq": "is a directory",
-        "7.sqs": "is not a regular file",
-        "6.sqs": os.strerror(errno.ELOOP),
-        "5.rdq": "is not a regular file",
-    }
-    return [lost(directory / name, reason) for name, reason in reasons.items()]
+UNREADABLE = {
+    "9.rdq": ("is a link to nothing", lambda path: path.symlink_to("/nonexistent/9.rdq")),
+    "8.rdq": ("is a directory", Path.mkdir),
+    "7.sqs": ("is not a regular file", os.mkfifo),
+    "6.sqs": (os.strerror(errno.ELOOP), lambda path: path.symlink_to("6.sqs")),
+    "5.rdq": ("is not a regular file", lambda path: os.mknod(path, stat.S_IFSOCK)),
+    "zz": ("", lambda path: path.symlink_to("zz")),
+    "nowhere": ("", lambda path: path.symlink_to("nothing")),
+    "below": ("", Path.mkdir),
+}
+"""Names that are no files, and the reasons of those that are names of segments."""
 
 
 @pytest.mark.parametrize("pattern", ["store", "", "*", "store/*"])
 def test_unreadable_names_are_damage(tmp_path, pattern):
-    """The others are read. A directory that a glob matches is searched instead."""
+    """The others are read. A directory that a glob matches is searched instead. A link to nothing alone is damage too."""
     store = tmp_path / "store"
     touch(store, "0.rdq", "1.rdq", "notes.txt")
-    expected = make_unreadable(store)
+    for name, (_, make) in UNREADABLE.items():
+        make(store / name)
+    expected = [lost(store / name, reason) for name, (reason, _) in UNREADABLE.items() if reason]
     found = find(tmp_path / pattern)
     assert sorted(damage(found)) == sorted(expected if pattern != "store/*" else [expected[0], *expected[2:]])
     assert paths_of(found, store) == ["1.rdq", "0.rdq"]
     assert sorted(ignored(found)) == ["notes.txt", "nowhere", "zz"]
     assert sorted(damage(find(tmp_path / pattern, store, tmp_path / "*" / "*"))) == sorted(expected), "each once"
-
-
-def test_dangling_link_alone_is_damage(tmp_path):
-    (tmp_path / "0.rdq").symlink_to("nowhere")
-    for pattern in ("", "*", "*.rdq"):
-        found = find(tmp_path / pattern)
-        assert (found.inputs, damage(found)) == ((), [lost(tmp_path / "0.rdq")])
+    for name in ("0.rdq", "1.rdq", *list(UNREADABLE)[1:]):
+        path = store / name
+        path.rmdir() if path.is_dir() else path.unlink()
+    found = find(tmp_path / pattern)
+    assert (found.inputs, damage(found)) == ((), expected[:1])
 
 
 @pytest.fixture
-def forbidden(monkeypatch):
-    """Paths that cannot be listed, or ("search") whose names cannot be examined. The tests may run with all permissions."""
+def failing(monkeypatch):
+    """Paths with the errors of listing them ("list"), of examining their names ("search"), or of themselves ("stat"). The tests
+    may run with all permissions."""
     paths = {}
 
     def guard(name):
@@ -247,10 +235,11 @@ def forbidden(monkeypatch):
 
         def guarded(path, **options):
             text = "" if isinstance(path, int) else os.fspath(path)
-            listed = paths.get(text) == "list" and name != "stat"
-            searched = paths.get(os.path.dirname(text)) == "search" and name == "stat"  # noqa: PTH120 - a Path forgets a dot
-            if listed or searched:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), text)
+            what = {"search": os.path.dirname(text), "stat": text} if name == "stat" else {"list": text}  # noqa: PTH120 - a Path forgets a dot
+            for how, where in what.items():
+                if paths.get(where) == how:
+                    code = errno.EIO if how == "stat" else errno.EACCES
+                    raise OSError(code, os.strerror(code), text)
             return plain(path, **options)
 
         monkeypatch.setattr(os, name, guarded)
@@ -262,10 +251,10 @@ def forbidden(monkeypatch):
 
 @pytest.mark.parametrize("how", ["list", "search"])
 @pytest.mark.parametrize("pattern", ["", "*", "*/*.rdq", "**/*", "?/0.*"])
-def test_forbidden_directory_is_damage(tmp_path, forbidden, pattern, how):
+def test_forbidden_directory_is_damage(tmp_path, failing, pattern, how):
     """The others are read, or the error names it."""
     touch(tmp_path, "a/0.rdq", "b/0.rdq", "b/1.rdq", "c/0.rdq")
-    forbidden[str(tmp_path / "b")] = how
+    failing[str(tmp_path / "b")] = how
     found = find(tmp_path / pattern)
     assert damage(found) == [lost(tmp_path / "b", "Permission denied")]
     assert paths_of(found, tmp_path) == ["a/0.rdq", "c/0.rdq"]
@@ -276,30 +265,17 @@ def test_forbidden_directory_is_damage(tmp_path, forbidden, pattern, how):
             find(tmp_path / path)
 
 
-def test_glob_lists_no_directory_whose_names_it_has(tmp_path, forbidden):
-    touch(tmp_path, "a/0.rdq", "b/0.rdq", "c/0.rdq")
-    forbidden |= {str(tmp_path / "b"): "list", str(tmp_path / "c"): "search"}
+def test_unreadable_name_is_damage_where_it_matters(tmp_path, failing):
+    """A glob lists no directory whose names it has. A file that is no segment may be unreadable."""
+    touch(tmp_path, "a/0.rdq", "a/notes.txt", "b/0.rdq", "c/0.rdq", "d/0.rdq")
+    failing |= {str(tmp_path / "b"): "list", str(tmp_path / "c"): "search", str(tmp_path / "d/0.rdq"): "stat"}
+    failing[str(tmp_path / "a/notes.txt")] = "stat"
+    expected = [lost(tmp_path / "c", "Permission denied"), lost(tmp_path / "d/0.rdq", "Input/output error")]
     found = find(tmp_path / "*" / "0.rdq")
-    assert paths_of(found, tmp_path) == ["a/0.rdq", "b/0.rdq"]
-    assert damage(found) == [lost(tmp_path / "c", "Permission denied")]
-
-
-def test_name_that_disk_does_not_give_is_damage(tmp_path, monkeypatch):
-    touch(tmp_path, "0.rdq", "1.rdq", "2.rdq", "notes.txt", "gone.rdq")
-    plain = os.stat
-
-    def failing(path, **options):
-        name = Path(path).name
-        if name == "gone.rdq":
-            (tmp_path / name).unlink(missing_ok=True)
-        if name in ("1.rdq", "notes.txt"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return plain(path, **options)
-
-    monkeypatch.setattr(os, "stat", failing)
+    assert (paths_of(found, tmp_path), damage(found)) == (["a/0.rdq", "b/0.rdq"], expected)
     found = find(tmp_path)
-    assert (paths_of(found, tmp_path), ignored(found)) == (["2.rdq", "0.rdq"], ["notes.txt"])
-    assert damage(found) == [lost(tmp_path / "1.rdq", "Input/output error")]
+    assert (paths_of(found, tmp_path), ignored(found)) == (["a/0.rdq"], ["notes.txt"])
+    assert damage(found) == [lost(tmp_path / "b", "Permission denied"), *expected]
 
 
 def test_unknown_record_type_is_refused_before_job(tmp_path):
@@ -322,11 +298,12 @@ def test_tasks_are_contiguous_and_split_no_segment():
 @pytest.mark.parametrize(
     ("minimums", "size", "chosen"),
     [
-        *(({"small": 0, "middle": 100, "large": 1000}, size, name) for size, name in
-          ((5, "small"), (100, "middle"), (999, "middle"), (1000, "large"))),
+        ({"small": 0, "middle": 100, "large": 1000}, 5, "small"),
+        ({"small": 0, "middle": 100, "large": 1000}, 999, "middle"),
+        ({"small": 0, "middle": 100, "large": 1000}, 1000, "large"),
         ({"a": 1000, "b": 100}, 5, "b"),
     ],
-)  # fmt: skip
+)
 def test_auto_runner_has_largest_minimum(minimums, size, chosen):
     """Among the runners whose smallest input ``size`` reaches; if there is none, the one with the smallest."""
     catalogue = msgstore.load_catalogue()

@@ -32,6 +32,9 @@ def test_scan_agrees_with_manifest(name):
         assert report["end"] == {"state": end[0], "offset": end[1], "reason": None}
         holes = [hole for hole in report["holes"] if is_old or hole["size"] >= 5]
         assert columns(holes, "offset", "size") == columns(segment["layout"]["gaps" if is_old else "holes"], "offset", "size")
+    text = run("scan", store_of(name)).stdout
+    parts = (torn["file"], "torn", f"{torn['record_offset']:,}") if torn else ["no damage"]
+    assert all(part in text for part in parts)
 
 
 @pytest.mark.parametrize(
@@ -55,30 +58,21 @@ def test_scan_knows_bound_type_byte(tmp_path):
     [remembered] = rows_of("scan", tmp_path)
     assert remembered["records"] == [{"offset": 64, "size": 29, "type": 4, "record": "checksum", "id": "11" * 16}]
     assert "1 checksum" in run("scan", tmp_path).stdout
-    (tmp_path / "msgstore.json").unlink()
+    for name in ("msgstore.json", "msgstore.json.copy"):
+        (tmp_path / name).write_bytes(b"{")
+    report, damage = rows_of("scan", tmp_path, code=1)  # tries all record types
+    assert (len(report["records"]), damage["reason"], damage["path"]) == (1, "settings_damaged", f"{tmp_path}/msgstore.json")
+    for verb in ("scan", "map"):
+        result = run(verb, tmp_path, code=1)
+        assert ("settings_damaged" in result.stdout, "--record NAME=BYTE" in result.stderr) == (True, True)
+    for name in ("msgstore.json", "msgstore.json.copy"):
+        (tmp_path / name).unlink()
     [unknown] = rows_of("scan", tmp_path, code=1)
     assert unknown["end"] == {"state": "corrupt", "offset": 64, "reason": "unrecognised_record_type"}
     bind = ("scan", "--record", "checksum=4", tmp_path)
     assert rows_of(*bind)[0]["records"] == remembered["records"]
     flip(tmp_path / "0.sqs", -1)
     assert rows_of(*bind, code=1)[0]["damage"] == [{"offset": 64, "size": 29, "reason": "checksum_mismatch"}]
-
-
-def test_scan_with_damaged_settings_reads_segments(tmp_path):
-    with msgstore.open_store(tmp_path, record="checksum") as store, store.client() as client:
-        client.write(b"\x11" * 16, b"body")
-    for name in ("msgstore.json", "msgstore.json.copy"):
-        (tmp_path / name).write_bytes(b"{")
-    report, damage = rows_of("scan", tmp_path, code=1)
-    assert (len(report["records"]), damage["reason"], damage["path"]) == (
-        1,
-        "settings_damaged",
-        str(tmp_path / "msgstore.json"),
-    )
-    for verb in ("scan", "map"):
-        result = run(verb, tmp_path, code=1)
-        assert "settings_damaged" in result.stdout
-        assert "--record NAME=BYTE" in result.stderr
 
 
 @pytest.mark.parametrize(("header", "state"), [(b"XSQS\2", "bad_magic"), (b"RSQS\3", "bad_version"), (bytes(5), "bad_magic")])
@@ -89,31 +83,16 @@ def test_scan_of_wrong_header_reads_records(tmp_path, header, state):
     assert state in run("scan", tmp_path).stdout
 
 
-def test_scan_lists_segments_in_number_order(tmp_path):
+@pytest.mark.parametrize("verb", ["scan", "map"])
+def test_segments_come_in_number_order_without_deleted(verb, tmp_path, monkeypatch):
     for name in ("10.sqs", "9.rdq", "9.sqs", "2.sqs", "note.txt"):
         (tmp_path / name).write_bytes(b"")
-    names = [Path(report["path"]).name for report in rows_of("scan", tmp_path, code=1)]
-    assert names == ["2.sqs", "9.rdq", "9.sqs", "10.sqs"]
-    assert len(rows_of("scan", tmp_path / "9.rdq")) == 1
-
-
-def test_scan_prints_table_and_damage():
-    text = run("scan", BROKER / "*torn" / "store").stdout  # one directory: names of files only
-    assert all(part in text for part in ("1.sqs", "torn", "228,047"))
-    assert "no damage" in run("scan", store_of("v1_clean")).stdout
-
-
-@pytest.mark.parametrize("verb", ["scan", "map"])
-def test_segment_deleted_after_listing_is_passed_over(verb, tmp_path, monkeypatch):
-    with msgstore.open_store(tmp_path, gc_interval=0) as store, store.client() as client:
-        for number in range(3):
-            client.write(bytes([number]) * 16, b"body")
-            store.roll()
 
     def collected_meanwhile(files, path, *arguments, **keys):
-        (tmp_path / "1.sqs").unlink(missing_ok=True)
+        (tmp_path / "9.sqs").unlink(missing_ok=True)
         return scan_file(files, path, *arguments, **keys)
 
     monkeypatch.setattr(scan_verb, "scan_file", collected_meanwhile)
-    assert [Path(row["path"]).name for row in rows_of(verb, tmp_path)] == ["0.sqs", "2.sqs"]
-    run(verb, "--json", tmp_path / "1.sqs", code=2)
+    assert [Path(row["path"]).name for row in rows_of(verb, tmp_path, code=1)] == ["2.sqs", "9.rdq", "10.sqs"]
+    assert len(rows_of(verb, tmp_path / "9.rdq")) == 1
+    run(verb, "--json", tmp_path / "9.sqs", code=2)

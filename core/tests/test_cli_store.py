@@ -61,21 +61,18 @@ def make_store(path, count, size, **keys):
 
 
 @pytest.mark.parametrize("stop", ["clean", "dirty"])
-@pytest.mark.parametrize("index", [None, "ets", "lmdb"])
+@pytest.mark.parametrize("index", ["ets", "lmdb"])
 def test_reading_verbs_write_nothing(copy, tmp_path, index, stop):
-    if index:
-        store = msgstore.open_store(copy, index=index, adopt=True)
-        with store.client() as client:
-            client.write(bytes.fromhex(ID), b"body")
-        (store.close if stop == "clean" else store.abandon)()
-    elif stop == "dirty":
-        (copy / "clean.dot").unlink()
-    some_id = ID if index else rows_of("ls", copy)[0]["id"]
+    """Of a broker's directory: tests/test_adoption.py."""
+    store = msgstore.open_store(copy, index=index, adopt=True)
+    with store.client() as client:
+        client.write(bytes.fromhex(ID), b"body")
+    (store.close if stop == "clean" else store.abandon)()
     before = snapshot(copy)
     for verb in READING if index == "lmdb" else (*READING, "top"):  # a live reader of LMDB registers in its lock file
         for extra in ([], ["--json"]):
             run(verb, copy, *(["--once", "--interval", "100ms"] if verb == "top" else []), *extra, code=0)
-    run("get", copy, some_id, code=0)
+    run("get", copy, ID, code=0)
     run("salvage", copy, tmp_path / "rescued", code=0)
     assert snapshot(copy) == before
 
@@ -83,11 +80,9 @@ def test_reading_verbs_write_nothing(copy, tmp_path, index, stop):
 @pytest.mark.parametrize("name", STORES)
 def test_reading_verbs_agree_on_damage(name, tmp_path):
     copy = copy_of(name, tmp_path / "store")
-    before = snapshot(copy)
     assert {run(verb, copy).exit_code for verb in READING} == {1 if name.endswith("torn") else 0}
     reasons = [row["reason"] for row in objects(run("scrub", "--json", copy)) if row["kind"] == "damage"]
     assert reasons == (["torn"] if name.endswith("torn") else [])
-    assert snapshot(copy) == before
 
 
 @pytest.mark.parametrize("name", ["mixed_upgrade", "v1_compacted", "v2_clean", "v2_dirty_torn"])
@@ -118,20 +113,12 @@ def test_ls_remembers_damage_of_earlier_opening(fresh):
     run("get", fresh, found, code=0)
 
 
-GETS = """
-import sys
-from msgstore.cli.main import main
-for msg_id in sys.argv[2:]:
-    main(["get", sys.argv[1], msg_id], standalone_mode=False)
-"""
-
-
 def test_get_on_terminal_ends_the_line(fresh):
     """With one line end, also if the body has its own."""
+    ours, terminal = os.openpty()
     for msg_id, body in zip(hexes(1, 2), (b"no end", b"its own\n"), strict=True):
         run("put", fresh, msg_id, stdin=body)
-    ours, terminal = os.openpty()
-    subprocess.run([sys.executable, "-c", GETS, str(fresh), *hexes(1, 2)], stdout=terminal, check=True, timeout=60)
+        subprocess.run([sys.executable, "-m", "msgstore", "get", fresh, msg_id], stdout=terminal, check=True, timeout=60)
     assert os.read(ours, 1000) == b"no end\r\nits own\r\n"
     os.close(terminal)
     os.close(ours)
@@ -159,6 +146,12 @@ def test_put_get_rm_count_references(fresh):
     assert run("ls", "--json", fresh).stdout == ""
     for verb in ("verify", "info", "scrub", "ls"):  # an empty store is one
         run(verb, fresh, code=0)
+
+
+def test_get_of_long_field_is_never_cut(fresh, monkeypatch):
+    make_store(fresh, 1, 6)
+    monkeypatch.setattr("msgstore.scan.Described.as_text", lambda self: {"note": "x" * 1000})
+    assert f"\nnote    {'x' * 1000}\n" in run("get", "--fields", fresh, *hexes(0), columns=100).stdout
 
 
 def test_name_in_configuration_is_found(tmp_path):
@@ -195,7 +188,6 @@ def test_verbs_name_message_that_cannot_be_read(fresh):
     assert "checksum_mismatch" in run("get", fresh, three, code=1).stderr
     assert [row["id"] for row in rows_of("ls", fresh, code=1) if row["body_sha256"] is None] == [three]
     assert run("ls", fresh, code=1).stdout.count("damaged") == 1
-    run("scan", fresh, code=1)
 
 
 @pytest.mark.parametrize("index", ["ets", "lmdb"])
@@ -204,7 +196,7 @@ def test_migrate_then_compact_loses_nothing(copy, counts, tmp_path, index):
     file.write_text(f'[stores.a]\npath = "store"\nindex = "{index}"\non_legacy = "refuse"\n')
     run("put", "a", ID, "--config", file, code=2)
     *segments, summary = rows_of("migrate", "--adopt", "--to", "v2", "a", "--config", file, "--refcounts", counts)
-    assert [segment["file"] for segment in segments] == ["0.rdq", "1.rdq"]
+    assert columns(segments, "file", "outcome") == [("0.rdq", "migrated"), ("1.rdq", "migrated")]
     assert summary["segments"] == 2
     assert not list(copy.glob("*.rdq"))
     *collected, _ = rows_of("compact", "--all", copy)

@@ -14,7 +14,7 @@ import pytest
 
 import msgstore
 from core_support import raising, refused, rows_of, run, store_of
-from msgstore.cli.commands import info as top
+from msgstore.cli.commands import info
 from msgstore.cli.options import StoreArgument
 
 IDS = [bytes([n]) * 16 for n in range(100)]
@@ -27,7 +27,7 @@ def test_snapshots_of_working_store_agree_with_counters(tmp_path):
         client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:20])
         store.flush()
         target = StoreArgument(str(tmp_path)).find()
-        before = top.take_snapshot(target)
+        before = info.take_snapshot(target)
         assert (before.writer.pid, before.figures) == (os.getpid(), None)
         assert sum(before.segments.values()) == store.stats().bytes_on_disk
         client.remove(IDS[:15])
@@ -35,7 +35,7 @@ def test_snapshots_of_working_store_agree_with_counters(tmp_path):
         store.roll()
         counters = store.stats().counters
         (done,) = store.compact(everything=True)
-        change = top.compare(target, before, top.take_snapshot(target, before))
+        change = info.compare(target, before, info.take_snapshot(target, before))
         assert done.size_after
         assert (change["deleted"], change["shrunk"], change["created"]) == (["0.sqs"], ["1.sqs"], ["3.sqs"])
         written, freed = counters.written_bytes - 20 * 1021 + 64, store.stats().counters.collected_bytes
@@ -53,19 +53,14 @@ def test_top_of_closed_store_shows_its_statistics(tmp_path, index, monkeypatch):
         stats = store.stats()
     expected = {name: getattr(stats, name) for name in ("messages", "segments", "bytes_on_disk", "live_bytes", "garbage_bytes")}
     expected |= {"open": False, "writer": None, "written_per_second": 0, "freed_per_second": 0, "messages_per_second": 0}
-    asked, ask = [], top.read_index
-    monkeypatch.setattr(top, "read_index", lambda target: asked.append(1) or ask(target))
+    asked, ask = [], info.read_index
+    monkeypatch.setattr(info, "read_index", lambda target: asked.append(1) or ask(target))
     [shown] = rows_of(*ONCE, tmp_path)
     assert expected.items() <= shown.items()
     assert len(asked) == 1  # nothing has changed since
     text = run(*ONCE, tmp_path).stdout
     assert all(part in text for part in ("open for writing  no process", "15  +0/s", "0.sqs"))
-
-
-def test_top_without_readable_index_shows_sizes(tmp_path, monkeypatch):
-    with msgstore.open_store(tmp_path) as store, store.client() as client:
-        client.write(IDS[0], b"body")
-    monkeypatch.setattr(top, "open_configured", raising(msgstore.StoreIOError("it cannot be read")))
+    monkeypatch.setattr(info, "open_configured", raising(msgstore.StoreIOError("it cannot be read")))
     [shown] = rows_of(*ONCE, tmp_path)
     assert (shown["messages"], shown["segments"]) == (None, 1)
 
@@ -81,22 +76,17 @@ def test_top_of_crashed_store_does_not_read_it(tmp_path):
     assert "only the index knows" in run(*ONCE, tmp_path).stdout
 
 
-def test_directory_that_goes_away_is_one_line(tmp_path, monkeypatch):
-    store = tmp_path / "store"
-    msgstore.open_store(store).close()
-    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(store))
-    assert "No such file or directory" in refused(*ONCE, store)
-
-
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("extra", [["--json"], []])
-def test_ctrl_c_ends_top(tmp_path, extra):
-    msgstore.open_store(tmp_path).close()
-    command = [sys.executable, "-u", "-c", "from msgstore.cli.main import main; main()", "top", str(tmp_path), *extra]
+def test_top_ends_with_ctrl_c_or_directory(tmp_path, extra, monkeypatch):
+    msgstore.open_store(tmp_path / "store").close()
+    command = [sys.executable, "-um", "msgstore", "top", str(tmp_path / "store"), *extra, "--interval", "100ms"]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background of a shell does not hear it
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*command, "--interval", "100ms"], **pipes, preexec_fn=heard) as process:
+    with subprocess.Popen(command, **pipes, preexec_fn=heard) as process:
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
         assert (process.returncode, errors) == (0, b"")
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(tmp_path / "store"))
+    assert "No such file or directory" in refused(*ONCE, tmp_path / "store")

@@ -1,21 +1,19 @@
-"""``import msgstore`` is next to nothing, and every public name is there when it is asked for."""
+"""``import msgstore`` is next to nothing, every public name is there, and plugins are found once they are installed."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 import msgstore
+from msgstore.plugins.loader import Provider, find_entry_points, load
 
 HEAVY = {"attr", "cattrs", "click", "lmdb", "pluggy", "pyarrow", "pytest", "rich"}
-
-
-def modules_after(code):
-    """Top-level modules and those of msgstore that an interpreter has after it ran ``code``."""
-    command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"]
-    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -23,7 +21,8 @@ def modules_after(code):
     [("import msgstore", HEAVY), ("from msgstore import hookimpl\nimport msgstore.contract", HEAVY - {"attr", "pluggy"})],
 )
 def test_import_is_light(code, unwanted):
-    found = modules_after(code)
+    command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"]
+    found = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert not found & unwanted
     assert "contract" in code or not [name for name in found if name.startswith("msgstore.")]
 
@@ -36,3 +35,55 @@ def test_public_names_are_there_and_no_others():
         msgstore.open_shop  # noqa: B018
     with pytest.raises(ImportError, match="open_shop"):
         exec("from msgstore import open_shop")
+
+
+TEXTS = {
+    "METADATA": "Metadata-Version: 2.1\nName: late\nVersion: 1.0\n",
+    "entry_points.txt": "[msgstore]\nlate = late_plugin\n",
+}
+
+
+class Frozen(metadata.Distribution):
+    def read_text(self, filename: str) -> str | None:
+        return TEXTS.get(filename)
+
+    def locate_file(self, path: object) -> Path:
+        return Path(str(path))
+
+
+class Finder(metadata.DistributionFinder):
+    def find_distributions(self, context: object = None) -> list[metadata.Distribution]:
+        return [Frozen()]
+
+
+@pytest.mark.parametrize("by", ["installation", "finder"])
+def test_entry_points_are_read_once_until_change(tmp_path, monkeypatch, by):
+    def found() -> set[str]:
+        return {provider.distribution for provider, _ in find_entry_points()}
+
+    os.utime(tmp_path, ns=(1, 1))  # last changed long ago
+    monkeypatch.syspath_prepend(str(tmp_path))
+    find_entry_points().clear()  # the list is the caller's
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "entry_points", lambda **_: pytest.fail("they are read again"))
+        assert "msgstore" in found()
+        assert "late" not in found()
+    if by == "finder":
+        monkeypatch.setattr("sys.meta_path", [*sys.meta_path, Finder()])
+    else:
+        info = tmp_path / "late-1.0.dist-info"
+        info.mkdir()
+        for name, text in TEXTS.items():
+            (info / name).write_text(text)
+    assert "late" in found()
+
+
+def test_plugin_with_lazy_names_imports_none(tmp_path, monkeypatch):
+    (tmp_path / "acme_lazy.py").write_text(
+        "from msgstore import hookimpl\n@hookimpl\ndef msgstore_indexes(): return []\n"
+        "def __dir__(): return ['msgstore_indexes', 'Heavy']\ndef __getattr__(name): raise KeyError(name)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    acme = Provider("acme", "1.0", "lazy", "acme_lazy")
+    loaded = load([(acme, metadata.EntryPoint("lazy", "acme_lazy", "msgstore"))])
+    assert (loaded.failures, loaded.providers) == ((), (acme,))

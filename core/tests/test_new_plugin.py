@@ -15,8 +15,6 @@ import pytest
 import msgstore
 from core_support import raising, refused, rows_of, run
 from msgstore.cli.commands import new_plugin
-from msgstore.files import Files
-from msgstore.scan import FormatSet, scan_file
 
 KEYS: dict[str, dict[str, Any]] = {
     "record-type": {"record": "mine-record-type", "format": {"use": "v2", "records": {"mine-record-type": {"byte": 200}}}},
@@ -48,11 +46,10 @@ def site(kind, tmp_path):
 
 
 def test_store_with_new_plugin_works(kind, site, tmp_path, monkeypatch):
-    """Written, flushed, rolled, removed, compacted, opened again, scanned."""
+    """Written, flushed, rolled, removed, compacted, opened again, verified."""
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
-    catalogue = msgstore.load_catalogue()
-    assert [problem for problem in catalogue.problems() if "mine" in problem] == []
+    assert [problem for problem in msgstore.load_catalogue().problems() if "mine" in problem] == []
     path, ids = tmp_path / "store", [bytes([n]) * 16 for n in range(200)]
     with msgstore.open_store(path, gc_interval=0, **KEYS[kind]) as store, store.client() as client:
         client.write_many((msg_id, msg_id * 20) for msg_id in ids)
@@ -68,11 +65,8 @@ def test_store_with_new_plugin_works(kind, site, tmp_path, monkeypatch):
         assert client.read_many(ids) == {msg_id: msg_id * 20 for msg_id in ids[180:]}
         assert client.read(b"the last one....") == b"hello"
         assert store.references(ids[190]) == 2
-        segments = [path / segment.file for segment in store.segments()]
-    formats = FormatSet(catalogue, {"mine-record-type": 200} if kind == "record-type" else {})
-    reports = [scan_file(Files(), segment, formats.by_extension(segment.suffix), fields=True) for segment in segments]
-    assert sum(len(report.scan.records) for report in reports) == 21
-    assert [report for report in reports if report.is_damaged] == []
+    *segments, summary = rows_of("verify", path)
+    assert summary["verified"] == sum(row["records"] for row in segments) == 21
     for name in [name for name in sys.modules if name.split(".")[0] == f"mine_{kind.replace('-', '_')}"]:
         del sys.modules[name]
 

@@ -23,7 +23,6 @@ from msgstore_spark.java import find_java_home
 from test_writer import content, expected, rows, save
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to find executors")
-CLUSTER = "local-cluster[2,1,1024]"
 CATALOGUE = msgstore.load_catalogue()
 COUNT = 60_000
 START_SECONDS = 240.0
@@ -102,45 +101,41 @@ def descendants(pid: int, *arguments: str) -> list[int]:
     return found
 
 
-def executor(pid: int) -> int:
-    return descendants(pid, "CoarseGrainedExecutorBackend", "--executor-id 0")[-1]
-
-
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
-    """Store with several segments, one of which is cut within its last record."""
+    """Store with several segments, one of which is cut within its last record, and what the runner ``local`` salvages of it."""
     source = tmp_path_factory.mktemp("damaged") / "store"
     with msgstore.open_store(source, file_size_limit=2**20) as store, store.client() as client:
         client.write_many((msg_id, body) for msg_id, (body, _) in expected(COUNT).items())
     cut = source / "3.sqs"
     cut.write_bytes(cut.read_bytes()[:-1])
-    return source
-
-
-def salvaged(source: Path, destination: Path) -> dict[bytes, tuple[bytes, int]]:
-    """Return the messages that the runner ``local`` salvages."""
-    plan = plan_salvage(CATALOGUE, [source], destination)
-    assert make_runner(CATALOGUE, "local", {"processes": 1}).salvage(plan).messages == COUNT - 1
-    return content(destination)
+    salvaged = source.with_name("salvaged")
+    assert (
+        make_runner(CATALOGUE, "local", {"processes": 1}).salvage(plan_salvage(CATALOGUE, [source], salvaged)).messages
+        == COUNT - 1
+    )
+    return source, content(salvaged)
 
 
 @pytest.mark.parametrize("victim", ["executor", "worker", "executor of a salvage"])
 def test_tasks_of_killed_process_are_repeated(tmp_path, damaged, victim):
-    store, sources = tmp_path / "out" / "store", [damaged] if "salvage" in victim else []
-    with job(store, CLUSTER, *sources, seconds=0.5) as writing:
-        killed = executor(writing.pid)
-        os.kill(descendants(killed, "pyspark")[-1] if victim == "worker" else killed, signal.SIGKILL)
+    source, salvaged = damaged
+    store, sources = tmp_path / "out" / "store", [source] if "salvage" in victim else []
+    with job(store, "local-cluster[2,1,1024]", *sources, seconds=0.5) as writing:
+        executor = descendants(writing.pid, "CoarseGrainedExecutorBackend", "--executor-id 0")[-1]
+        os.kill(descendants(executor, "pyspark")[-1] if victim == "worker" else executor, signal.SIGKILL)
         output, _ = writing.communicate()
         assert output.splitlines()[-1:] == [str(COUNT - len(sources))]
-    assert content(store) == (salvaged(damaged, tmp_path / "other") if sources else expected(COUNT))
+    assert content(store) == (salvaged if sources else expected(COUNT))
     assert list(store.parent.iterdir()) == [store]
 
 
 @pytest.mark.parametrize("is_salvage", [False, True])
 def test_killed_job_can_be_repeated(spark, tmp_path, damaged, is_salvage):
     """Nothing exists at the destination. Another job is refused until the first one is killed."""
+    source, salvaged = damaged
     store = tmp_path / "out" / "store"
-    with job(store, "local[2]", *[damaged] * is_salvage, seconds=2) as killed:
+    with job(store, "local[2]", *[source] * is_salvage, seconds=2) as killed:
         with pytest.raises(PySparkException, match="is writing a store there"):
             save(rows(spark, 10), store)
         os.kill(descendants(killed.pid, "org.apache.spark")[-1], signal.SIGKILL)
@@ -149,8 +144,8 @@ def test_killed_job_can_be_repeated(spark, tmp_path, damaged, is_salvage):
         assert not store.exists()
         assert list(store.parent.iterdir())
         if is_salvage:
-            make_runner(CATALOGUE, "spark", {}).salvage(plan_salvage(CATALOGUE, [damaged], store))
+            make_runner(CATALOGUE, "spark", {}).salvage(plan_salvage(CATALOGUE, [source], store))
         else:
             save(rows(spark, 5000), store)
-    assert content(store) == (salvaged(damaged, tmp_path / "other") if is_salvage else expected(5000))
+    assert content(store) == (salvaged if is_salvage else expected(5000))
     assert list(store.parent.iterdir()) == [store]

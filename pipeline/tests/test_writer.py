@@ -34,11 +34,14 @@ def expected(count: int) -> dict[bytes, tuple[bytes, int]]:
 
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_rows_become_new_store_only(spark, tmp_path, mode):
+    """They are the same when they are read again."""
     save(rows(spark, 5000), tmp_path / "store", mode)
     with pytest.raises(PySparkException, match="is there already"):
         save(rows(spark, 10), tmp_path / "store", mode)
     assert content(tmp_path / "store") == expected(5000)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    read = spark.read.format("msgstore").load(str(tmp_path / "store")).select("id", "body").collect()
+    assert {bytes(row.id): (bytes(row.body), 1) for row in read} == expected(5000)
 
 
 def test_options_and_references_are_used(spark, tmp_path):
@@ -65,9 +68,9 @@ def test_repeated_rows_become_one_message(spark, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (["id as id", "body"], "the column 'id' is int64"),
+        (["id as id", "body"], "the columns are: id "),
         (["msg as id", "body", "1 as size", "2 as type"], "leave out size, type, or .*the option ignoreOthers"),
-        (["if(id = 17, null, msg) as id", "body"], r"partition 1, row \d+: there is no id \(null\)"),
+        (["if(id = 17, null, msg) as id", "body"], r"partition 1, row \d+: id is null"),
         (["msg as id", "body", "if(id = 17, 0, 1) as references"], f"{17:032x} has 0 references"),
         (["'abc' as id", "body"], "the id 'abc' is not 32 hexadecimal digits"),
     ],

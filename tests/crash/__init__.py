@@ -5,8 +5,7 @@
 ``files``        a file layer that reports every operation, and one in which operations fail
 ``recording``    the workload run once: a log of operations, LMDB's files included
 ``states``       from the log to directories: as a killed process leaves them, and as a power loss may
-``sweeps``       a store opened on each of them, and on those in which one bit is flipped
-``faults``       random stores in which each file operation of a phase fails
 
-``test_kill`` kills processes in which workers of ``stress`` use a store.
+``test_random_faults`` has random stores in which each file operation of a phase fails. ``test_kill`` kills processes in which
+workers of ``stress`` use a store.
 """

@@ -37,7 +37,7 @@ class WatchedFiles(Files):
 
     def __init__(self) -> None:
         self.names: dict[int, Path] = {}
-        """Path of each open descriptor."""
+        """Path of each open descriptor, or what it was when the file was deleted."""
         self.busy = threading.RLock()
 
     def before(self, kind: str, path: Path, fd: int, arguments: tuple[Any, ...]) -> None:
@@ -62,6 +62,8 @@ def _watched(kind: str) -> Callable[..., Any]:
             if kind in OPENINGS:
                 fd = result
                 self.names[fd] = path
+            elif kind == "replace":
+                self.names = {number: arguments[0] if name == path else name for number, name in self.names.items()}
             self.after(kind, path, fd)
             return result
 

@@ -20,50 +20,34 @@ import msgstore
 from crash.model import Model
 from msgstore.contract import Action, Capability, Drop
 from msgstore.directory import Settings, write_settings
-from msgstore.engine.compact.garbage_collector import numbers_of
+from msgstore.engine.compact import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
-from support import DATA, RealDirectory, catalogue, collect, combinable, needs_foreign, open_with
+from support import CELLS, DATA, Cell, RealDirectory, catalogue, collect, combinable, needs_foreign, open_with
 
 CLIENTS = ("first", "second", None)
 INDEXES: dict[str, Any] = {"ets": "ets", "lmdb": {"use": "lmdb", "map_size": "1MiB"}, "sqlite": "sqlite"}
 """Name to the key of a configuration. The map is small, so that copies of a directory are."""
 
 
-@attrs.frozen
-class CrashCell:
-    """Name of an index, and the content of the segments: ``v1-mixed``, ``v2``, ``v2-checksum`` or ``ledger``, whose header has
-    4096 bytes."""
-
-    index: str
-    content: str
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """Keywords of ``open_store``: small segments, and no thread that flushes or collects: a commit between two steps would
-        be a flush boundary that the model does not know."""
-        format_, header = ("ledger", 4096) if self.content == "ledger" else ("v2", 64)
-        return {
-            "index": INDEXES[self.index], "format": format_,
-            "record": "checksum" if self.content == "v2-checksum" else "message",
-            "file_size_limit": 2136 + header, "large_message": 900, "sync_interval": "1h", "gc_interval": 0,
-        }  # fmt: skip
-
-    @property
-    def persistent(self) -> bool:
-        """Whether counts and removals survive a crash."""
-        return Capability.PERSISTENT in catalogue().index(self.index).capabilities
-
-    @property
-    def checksummed(self) -> bool:
-        return self.content in ("v2-checksum", "ledger")
-
-    def __str__(self) -> str:
-        return f"{self.index}-{self.content}"
+CRASH_CELLS = list(CELLS.values())
+"""With v1: in the directory are segments of a broker, and the store writes v2."""
+FOREIGN_CRASH_CELLS = [pytest.param(Cell(index, "ledger"), marks=needs_foreign) for index in ("ets", "lmdb")]
+"""A format with a header of 4096 bytes."""
 
 
-CRASH_CELLS = [CrashCell(index, content) for index in ("ets", "lmdb") for content in ("v1-mixed", "v2", "v2-checksum")]
-FOREIGN_CELLS = [pytest.param(CrashCell(index, "ledger"), marks=needs_foreign) for index in ("ets", "lmdb")]
+def keys_of(cell: Cell) -> dict[str, Any]:
+    """Return keywords of ``open_store``: small segments, and no thread that flushes or collects: a commit between two steps
+    would be a flush boundary that the model does not know."""
+    return {
+        "index": INDEXES[cell.index], "format": "v2" if cell.format == "v1" else cell.format, "record": cell.record,
+        "file_size_limit": 2136 + (cell.header or 64), "large_message": 900, "sync_interval": "1h", "gc_interval": 0,
+    }  # fmt: skip
+
+
+def is_persistent(cell: Cell) -> bool:
+    """Return True if counts and removals survive a crash."""
+    return Capability.PERSISTENT in catalogue().index(cell.index).capabilities
 
 
 @attrs.define
@@ -79,9 +63,12 @@ class Run:
     clients: list[msgstore.Client] = attrs.Factory(list)
 
     def play(self, steps: str) -> None:
-        """Names of methods, in order. ``change:9`` calls ``change(9)``."""
+        """Names of calls of the store and of methods, in order. ``change:9`` calls ``change(9)``."""
         for name, number in re.findall(r"(\w+)(?::(\d+))?", steps):
-            getattr(self, name)(*([int(number)] if number else []))
+            if name in FLUSHING:
+                self._flushing(name, partial(FLUSHING[name], self))
+            else:
+                getattr(self, name)(*([int(number)] if number else []))
 
     def attempt(self, what: str, call: Callable[[], object]) -> BaseException | None:
         """Call. A run that injects faults returns what the call raised."""
@@ -125,21 +112,6 @@ class Run:
         self.clients[0].remove(garbage)
         self.model.change(garbage, -1)
 
-    def flush(self) -> None:
-        self._flushing("flush", self.store.flush)
-
-    def roll(self) -> None:
-        self._flushing("roll", self.store.roll)
-
-    def compact(self) -> None:
-        self._flushing("compact", lambda: self.collected(self.store.compact(everything=True)))
-
-    def migrate(self) -> None:
-        self._flushing("migrate", lambda: self.collected(self.store.migrate()))
-
-    def combine(self) -> None:
-        self._flushing("combine", lambda: self._carry_out(*combinable(self.store)))
-
     def drop(self) -> None:
         """Drop the oldest segment, as a policy of retention does."""
 
@@ -148,12 +120,12 @@ class Run:
             if sealed:
                 dropped = [entry for entry in self.store.entries() if entry.number == min(sealed)]
                 self.model.change([e.msg_id for e in dropped for _ in range(e.references)], -1, applied=None)
-                self._carry_out(Drop(min(sealed), "it is the oldest"))
+                self.carry_out(Drop(min(sealed), "it is the oldest"))
                 self.model.gone(e.msg_id for e in dropped)
 
         self._flushing("drop", act)
 
-    def _carry_out(self, *actions: Action) -> None:
+    def carry_out(self, *actions: Action) -> None:
         self.collected(collect(self.store, *actions), *actions)
 
     def collected(self, done: list[Any], *actions: Action) -> None:
@@ -166,12 +138,20 @@ class Run:
         if self.attempt(what, call) is None:
             self.model.flush(closed=what == "close")
 
-    def close(self) -> None:
-        self._flushing("close", self.store.close)
-
     def kill(self) -> None:
         self.store.abandon()
         self.model.killed()
+
+
+FLUSHING: dict[str, Callable[[Run], object]] = {
+    "flush": lambda run: run.store.flush(),
+    "roll": lambda run: run.store.roll(),
+    "compact": lambda run: run.collected(run.store.compact(everything=True)),
+    "migrate": lambda run: run.collected(run.store.migrate()),
+    "combine": lambda run: run.carry_out(*combinable(run.store)),
+    "close": lambda run: run.store.close(),
+}
+"""Calls after which everything is flushed."""
 
 
 def changes(rng: random.Random, model: Model, number: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -198,19 +178,19 @@ WORKLOAD = """
 MIGRATE = "thin flush change:6 flush migrate change:30 flush thin flush change:10 flush compact"
 
 
-def workload(cell: CrashCell, path: Path, durability: str) -> tuple[Run, str]:
+def workload(cell: Cell, path: Path, durability: str) -> tuple[Run, str]:
     """Return a run that has not begun, and its steps: changes of every kind, rolls, large messages, compaction, migration, a
     clean stop in the middle, combination, retention, erasure, and a clean stop at the end.
 
-    For ``v1-mixed`` the directory is what a broker left, with the broker's counts. It is adopted already, with bodies as they
+    For v1 the directory is what a broker left, with the broker's counts. It is adopted already, with bodies as they
     are stored.
     """
-    run = Run(path, {**cell.keys, "durability": durability}, random.Random(3))
+    run = Run(path, {**keys_of(cell), "durability": durability}, random.Random(3))
     run.path.mkdir()
-    if cell.content == "v1-mixed":
+    if cell.format == "v1":
         run.model = broker_segments(path)
         write_settings(UnsyncedFiles(), path, Settings(index=cell.index))
-    return run, WORKLOAD.format(migrate=MIGRATE if cell.content == "v1-mixed" else "")
+    return run, WORKLOAD.format(migrate=MIGRATE if cell.format == "v1" else "")
 
 
 REAL_BYTES = 9000

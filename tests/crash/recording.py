@@ -6,7 +6,6 @@ in between is made by ``states``. A directory that LMDB syncs is noticed by ``os
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,11 @@ from unittest import mock
 
 import attrs
 
-from crash.files import OPENINGS, WatchedFiles, index_calls
-from crash.history import CrashCell, Run, workload
+from crash.files import WatchedFiles, index_calls
+from crash.history import Run, workload
 from crash.model import Model
 from msgstore.directory import LOCK
-from support import catalogue
+from support import Cell, catalogue
 
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory")
 """Operations that change something, or decide what survives a power loss."""
@@ -66,7 +65,6 @@ class Operation:
     owed: Model
     arguments: tuple[Any, ...] = ()
     """For ``index``: trees of LMDB's files before and after."""
-    inode: int = 0
     mtime: int = 0
 
     def __str__(self) -> str:
@@ -74,61 +72,40 @@ class Operation:
         return f"{self.kind} {self.path}" + (f" at {self.arguments[1]}, {len(data)} bytes" if data else "")
 
 
-@attrs.frozen
-class Recording:
-    cell: CrashCell
-    durability: str
-    initial: Tree
-    log: list[Operation]
-    last: Model
-    final: Tree
-    """The directory at the end, by which the model of the directory is checked."""
+class Recording(WatchedFiles):
+    """The file layer of a run, which logs every operation. Files get times from a clock that ticks every few changes, as those
+    of a real kernel do."""
+
+    def __init__(self, cell: Cell, run: Run) -> None:
+        super().__init__()
+        self.cell, self.run = cell, run
+        self.log: list[Operation] = []
+        self.initial = read_tree(run.path)
+        self.final: Tree = {}
+        """The directory at the end, by which the model of the directory is checked."""
+        self._changes = 0
 
     @property
     def bodies(self) -> dict[bytes, bytes]:
         """Of every message that was ever written."""
-        return {msg_id: self.last.body(msg_id) for msg_id in {*self.last.kept, *self.last.given}}
-
-
-class Recorder(WatchedFiles):
-    """Logs every operation. Files get times from a clock that ticks every few changes, as those of a real kernel do."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self.run = run
-        self.log: list[Operation] = []
-        self._inodes: dict[str, int] = {path.name: number for number, path in enumerate(sorted(run.path.iterdir()))}
-        self._next_inode = len(self._inodes)
-        self._of_descriptor: dict[int, int] = {}
-        self._changes = 0
+        model = self.run.model
+        return {msg_id: model.body(msg_id) for msg_id in {*model.kept, *model.given}}
 
     def before(self, kind, path, fd, arguments):
-        if kind == "overwrite":  # of the lock file
-            return
-        name = self._name(path)
-        inode = self._of_descriptor.get(fd, self._inodes.get(name, -1))
         self._changes += kind in CHANGES
-        match kind:
-            case "create":
-                self._inodes[name] = inode = self._next_inode
-                self._next_inode += 1
-            case "pwrite":
-                arguments = bytes(arguments[0]), arguments[1]
-            case "replace":
-                arguments = (self._name(arguments[0]),)
-                self._inodes[arguments[0]] = self._inodes.pop(name)
-            case "unlink":
-                self._inodes.pop(name, None)
-        self.note(kind, name, arguments, inode)
+        if kind == "pwrite":
+            arguments = bytes(arguments[0]), arguments[1]
+        elif kind == "replace":
+            arguments = (self._name(arguments[0]),)
+        if kind != "overwrite":  # of the lock file
+            self.note(kind, self._name(path), *arguments)
 
     def after(self, kind, path, fd):
-        if kind in OPENINGS:
-            self._of_descriptor[fd] = self._inodes[self._name(path)]
         if kind in ("create", "pwrite", "truncate"):
             os.utime(fd, ns=(self.now, self.now))
 
-    def note(self, kind: str, name: str, arguments: tuple[Any, ...] = (), inode: int = 0) -> None:
-        self.log.append(Operation(kind, name, attrs.evolve(self.run.model), arguments, inode, self.now))
+    def note(self, kind: str, name: str, *arguments: Any) -> None:
+        self.log.append(Operation(kind, name, attrs.evolve(self.run.model), arguments, self.now))
 
     @property
     def now(self) -> int:
@@ -158,16 +135,15 @@ class Recorder(WatchedFiles):
             self.note("sync_directory", self._name(path))
 
 
-def record(directory: Path, cell: CrashCell, durability: str) -> Recording:
+def record(directory: Path, cell: Cell, durability: str) -> Recording:
     """Run the workload in ``directory / "recorded"``, which is made."""
     run, steps = workload(cell, directory.resolve() / "recorded", durability)
     for path in run.path.iterdir():
         os.utime(path, ns=(10**18, 10**18))
-    initial = read_tree(run.path)
-    run.files = recorder = Recorder(run)
-    module, _, name = str(catalogue().index(cell.index).factory).partition(":")
-    index = getattr(importlib.import_module(module), name)
-    with index_calls(index, recorder.copying), mock.patch.object(os, "fsync", recorder.fsync):
+    run.files = recording = Recording(cell, run)
+    index = catalogue().index(cell.index).load_factory()
+    with index_calls(index, recording.copying), mock.patch.object(os, "fsync", recording.fsync):
         run.play(steps)
-    assert not recorder.names, f"left open: {recorder.names}"
-    return Recording(cell, durability, initial, recorder.log, run.model, read_tree(run.path))
+    assert not recording.names, f"left open: {recording.names}"
+    recording.final = read_tree(run.path)
+    return recording

@@ -24,6 +24,7 @@ SEEDS = 5
 PAGE = 4096
 """Of LMDB, whose first two pages are its meta pages, of which the newer valid one says what is committed."""
 LMDB = "msgstore-lmdb"
+DATA = f"{LMDB}/data.mdb"
 ENDED = b"4242 0123456789abcdef\n"
 """Text of the lock file: of a process that is gone."""
 
@@ -51,43 +52,44 @@ def written(content: bytes, offset: int, data: bytes | None) -> bytes:
     return head if data is None else head + data + content[offset + len(data) :]
 
 
-NameEdit = dict[str, int | None]
+Names = dict[str, Inode]
+NameEdit = dict[str, Inode | None]
 """What one operation does to names, in one step: name to inode, or None if it goes."""
 
 
-def edited(names: dict[str, int], edit: NameEdit) -> dict[str, int]:
-    return {name: number for name, number in {**names, **edit}.items() if number is not None}
+def edited(names: Names, edit: NameEdit) -> Names:
+    return {name: inode for name, inode in {**names, **edit}.items() if inode is not None}
 
 
 class Disk:
     def __init__(self, initial: Tree) -> None:
-        """``initial``: what was there before, durable. Inodes are numbered as the recorder numbers them."""
-        self.names = {name: number for number, name in enumerate(sorted(initial))}
-        self.inodes = {number: Inode(initial[name].whole, initial[name].mtime) for name, number in self.names.items()}
-        for inode in self.inodes.values():
-            inode.sync()
+        """``initial``: what was there before, durable."""
+        self.names = {name: Inode(state.whole, state.mtime, state.whole, state.mtime) for name, state in initial.items()}
         self.durable_names = self.names
         self.unsynced_names: list[NameEdit] = []
+        self.deleted: Names = {}
+        """Files without a name, which may be open."""
         self.lmdb: Tree = {}
         self.lmdb_synced: set[str] = set()
         """Of "." and LMDB's directory those that were synced since LMDB's files were made."""
 
     def apply(self, operation: Operation) -> None:
-        name, arguments, inode = operation.path, operation.arguments, self.inodes.get(operation.inode, Inode())
+        name, arguments, mtime = operation.path, operation.arguments, operation.mtime
+        inode = self.names.get(name) or self.deleted.get(name) or Inode()
         match operation.kind:
             case "create":
-                self.inodes[operation.inode] = Inode(mtime=operation.mtime)
-                self._rename({name: operation.inode})
+                self._rename({name: Inode(mtime=mtime)})
             case "pwrite":
-                inode.change(arguments[1], arguments[0], operation.mtime)
+                inode.change(arguments[1], arguments[0], mtime)
             case "truncate":
-                inode.change(arguments[0], None, operation.mtime)
+                inode.change(arguments[0], None, mtime)
             case "set_mtime":
                 inode.mtime = arguments[0]
             case "unlink":
+                self.deleted[name] = inode
                 self._rename({name: None})
             case "replace":
-                self._rename({name: None, arguments[0]: self.names[name]})
+                self._rename({name: None, arguments[0]: inode})
             case "sync":
                 inode.sync()
             case "sync_directory":
@@ -110,8 +112,9 @@ class Disk:
 
     def inside(self, operation: Operation) -> Iterator[tuple[str, Tree]]:
         """What the process leaves that is killed inside the operation, which comes next."""
-        if operation.kind == "pwrite":
-            inode, (whole, offset) = self.inodes[operation.inode], operation.arguments
+        inode = self.names.get(operation.path)
+        if operation.kind == "pwrite" and inode:
+            whole, offset = operation.arguments
             # Every 512 bytes of the write, and at every sector of the file.
             cuts = {*range(SECTOR, len(whole), SECTOR), *range(-offset % SECTOR, len(whole), SECTOR)} - {0}
             for cut in sorted(cuts):
@@ -143,18 +146,16 @@ class Disk:
         """A commit of LMDB, which syncs its pages before it writes a meta page: any of its pages, never the meta page."""
         if operation.kind == "index":
             before, after = operation.arguments
-            chance = random.Random(seed)
-            for name, pages in changed_pages(before, after):
-                for _ in range(SEEDS):
-                    some = [page for page in pages if chance.random() < 0.5]
-                    tree = {**before, name: with_pages(before[name], after[name], some)}
-                    yield "random pages of the commit", self._tree(self.names, dropped, tree)
+            chance, pages = random.Random(seed), changed_pages(before, after)
+            for _ in range(SEEDS if pages else 0):
+                tree = with_pages(before, after, [page for page in pages if chance.random() < 0.5])
+                yield "random pages of the commit", self._tree(self.names, dropped, tree)
 
-    def _tree(self, names: dict[str, int], policy: Policy, lmdb: Tree | None = None) -> Tree:
+    def _tree(self, names: Names, policy: Policy, lmdb: Tree | None = None) -> Tree:
         """``lmdb``: of its files, if they are not as they were written."""
         tree = {LOCK: FileState(ENDED, len(ENDED), 0)}
-        for name, number in names.items():
-            content, mtime = policy(self.inodes[number])
+        for name, inode in names.items():
+            content, mtime = policy(inode)
             tree[name] = FileState(content, len(content), mtime)
         return {**tree, **(self.lmdb if lmdb is None else lmdb)}
 
@@ -195,31 +196,29 @@ def sectors(inode: Inode, chance: random.Random) -> tuple[bytes, int]:
 
 def inside_a_commit(before: Tree, after: Tree) -> Iterator[tuple[str, Tree]]:
     """LMDB writes the changed pages in order, then its meta page, which lies within a sector."""
-    for name in after.keys() - before.keys():  # LMDB makes its files: a process may be killed at any step of that
-        if name.endswith("data.mdb"):
-            for size in (0, PAGE, 2 * PAGE):
-                new = attrs.evolve(after[name], content=after[name].content[:size], size=size)
-                yield f"{size} bytes of a new {name}", {**before, name: new}
-    for name, pages in changed_pages(before, after):
-        for count in range(1, len(pages) + 1):
-            tree = {**before, name: with_pages(before[name], after[name], pages[:count])}
-            yield f"{count} of {len(pages)} pages of the commit", tree
+    if DATA in after and DATA not in before:  # LMDB makes its files: a process may be killed at any step of that
+        for size in (0, PAGE, 2 * PAGE):
+            new = attrs.evolve(after[DATA], content=after[DATA].content[:size], size=size)
+            yield f"{size} bytes of a new {DATA}", {**before, DATA: new}
+    pages = changed_pages(before, after)
+    for count in range(1, len(pages) + 1):
+        yield f"{count} of {len(pages)} pages of the commit", with_pages(before, after, pages[:count])
 
 
-def changed_pages(before: Tree, after: Tree) -> Iterator[tuple[str, list[int]]]:
-    """Yield (name, offsets of pages) of each file that a commit changes, without the meta pages."""
-    for name in after:
-        if name.endswith("data.mdb") and name in before and before[name] != after[name]:
-            old, new = before[name].content, after[name].content
-            yield name, [at for at in range(2 * PAGE, len(new), PAGE) if new[at : at + PAGE] != old[at : at + PAGE]]
+def changed_pages(before: Tree, after: Tree) -> list[int]:
+    """Return the offsets of the pages that a commit changes, without the meta pages."""
+    if not (DATA in before and DATA in after):
+        return []
+    old, new = before[DATA].content, after[DATA].content
+    return [at for at in range(2 * PAGE, len(new), PAGE) if new[at : at + PAGE] != old[at : at + PAGE]]
 
 
-def with_pages(before: FileState, after: FileState, pages: Iterable[int]) -> FileState:
-    content = before.content
+def with_pages(before: Tree, after: Tree, pages: Iterable[int]) -> Tree:
+    content = before[DATA].content
     for at in pages:
-        content = written(content, at, after.content[at : at + PAGE].ljust(PAGE, b"\0"))
+        content = written(content, at, after[DATA].content[at : at + PAGE].ljust(PAGE, b"\0"))
     content = content.rstrip(b"\0")
-    return FileState(content, max(before.size, len(content)), after.mtime)
+    return {**before, DATA: FileState(content, max(before[DATA].size, len(content)), after[DATA].mtime)}
 
 
 def materialise(tree: Tree, path: Path) -> None:
@@ -248,7 +247,7 @@ def points(recording: Recording) -> Iterator[Point]:
         yield f"killed before {where}", disk.now(), owed, "kill"
         if operation:
             yield from ((f"killed inside {where}: {label}", tree, owed, "kill") for label, tree in disk.inside(operation))
-        if recording.durability == "fsync":
+        if recording.run.keys["durability"] == "fsync":
             lost = [*disk.after_a_power_loss(f"before {seed}"), *(disk.power_loss_inside(operation, seed) if operation else [])]
             yield from ((f"power lost at {where}: {label}", tree, owed, "power loss") for label, tree in lost)
 
@@ -257,4 +256,4 @@ def points(recording: Recording) -> Iterator[Point]:
         yield from around(where, str(at), operation.owed, operation)
         disk.apply(operation)
         yield f"killed after {where}", disk.now(), operation.owed, "kill"
-    yield from around("the end", "end", recording.last)
+    yield from around("the end", "end", recording.run.model)

@@ -1,10 +1,20 @@
-"""Links of the pages lead somewhere, in the repository and in the site; every page is in the site; pictures can be drawn."""
+"""Links of the pages lead somewhere, in the repository and in the site; pictures can be drawn; the site is built.
+
+``tests/requirements.txt`` lacks mkdocs: there the site is skipped.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -26,9 +36,11 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page):
-    text = _CODE.sub("`", _FENCE.sub("", page.read_text(encoding="utf-8")))
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+def test_links_lead_somewhere_and_sections_are_unique(page):
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = Counter(re.findall(r"^## .+$", text, re.MULTILINE))
+    assert [heading for heading, times in headings.items() if times > 1] == []
+    for link in re.findall(r"\]\(([^)\s]+)\)", _CODE.sub("`", text)):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
@@ -37,21 +49,6 @@ def test_links_lead_somewhere(page):
         assert target.is_relative_to(ROOT), link
         if anchor:
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_no_section_is_there_twice(page):
-    headings = re.findall(r"^## .+$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    assert [heading for heading, times in Counter(headings).items() if times > 1] == []
-
-
-def test_every_page_is_in_the_site():
-    """As the strict build demands; here without mkdocs, so that it is said before."""
-    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    listed = set(re.findall(r"- (?:[^:\n]+: )?(\S+\.md)$", nav, re.MULTILINE))
-    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
-    assert pages - listed == set(), "add them to nav in mkdocs.yml"
-    assert {page for page in listed if not page.startswith("project/")} - pages == set(), "there are no such pages"
 
 
 @pytest.mark.parametrize("picture", sorted(DOCS.rglob("*.svg")), ids=lambda path: path.name)
@@ -66,3 +63,66 @@ def test_a_picture_can_be_drawn_and_fetches_nothing(picture):
     for place in drawing.iter("{http://www.w3.org/2000/svg}rect"):
         assert float(place.get("x", 0)) + float(place.attrib["width"]) <= width
     assert any(f"pictures/{picture.name})" in page.read_text(encoding="utf-8") for page in PAGES), "nobody shows it"
+
+
+# -- the site -----------------------------------------------------------------------------------------------------------------
+
+
+def needs_mkdocs(test: Callable[..., None]) -> Callable[..., None]:
+    skip = pytest.mark.skipif(not find_spec("mkdocs"), reason="mkdocs is in requirements-dev.txt")
+    return pytest.mark.slow(skip(test))
+
+
+def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", project / "mkdocs.yml", "--site-dir", site]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", env=environment
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what the site is made of."""
+    pages = "docs examples plugins core/README.md pipeline/README.md bench/README.md README.md SECURITY.md CONTRIBUTING.md"
+    for name in [*pages.split(), "LICENSE", "mkdocs.yml"]:
+        source, target = ROOT / name, tmp_path / "project" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.py[co]", "__pycache__", "src", "*.egg-info"))
+        else:
+            shutil.copy(source, target)
+    for path in (ROOT / "docs/tools").glob("*.py"):
+        shutil.copy(path, tmp_path / "project/docs/tools")
+    return tmp_path / "project"
+
+
+@needs_mkdocs
+def test_the_site_is_built_and_fetches_nothing_from_others(project, tmp_path):
+    done = build(project, tmp_path / "site")
+    assert done.returncode == 0, done.stdout
+    assert "WARNING" not in done.stdout
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 40
+    fetched = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\s\"'>]+", re.DOTALL)
+    for page in pages:
+        assert fetched.findall(page.read_text(encoding="utf-8")) == [], page
+    for sheet in (tmp_path / "site").rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        assert re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^\s\"')]+", text) == [], sheet
+
+
+@needs_mkdocs
+def test_faults_end_the_build_and_are_told(project, tmp_path):
+    links = "no-such-page.md", "how-to/monitor.md#no-such-heading", "../README.md#no-heading", "../plugins/no_such/README.md"
+    text = "".join(f"[there]({link})\n" for link in links)
+    (project / "docs/new.md").write_text("# New\n", encoding="utf-8")
+    (project / "docs/tutorial.md").write_text(f'# T\n\n{text}\n<img src="https://example.org/a.png">\n', encoding="utf-8")
+    done = build(project, tmp_path / "site")
+    assert done.returncode != 0
+    assert 'not included in the "nav" configuration:\n  - new.md' in done.stdout
+    for link in ("no-such-page.md", "../plugins/no_such/README.md"):
+        assert f"contains a link '{link}'" in done.stdout
+    for anchor in ("#no-such-heading", "#no-heading"):
+        assert f"does not contain an anchor '{anchor}'" in done.stdout
+    assert "tutorial.md fetches from another host" in done.stdout

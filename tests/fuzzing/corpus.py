@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import struct
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
+from unittest.mock import Mock
 
 from fuzzing.mutations import Member
 from fuzzing.terms import TERMS
@@ -34,16 +36,11 @@ SMALL = 2048
 Form = SegmentFormatV1 | SegmentFormatV2
 V1 = SegmentFormatV1(FormatContext(NoOptions()))
 V2 = SegmentFormatV2(FormatContext(NoOptions()))
-CHECKSUM = SegmentFormatV2(
-    FormatContext(
-        NoOptions(),
-        (
-            BoundRecord("checksum", 4, ChecksumRecord(RecordContext(NoOptions(), 4))),
-            BoundRecord("theirs", 200, ChecksumRecord(RecordContext(NoOptions(), 200))),
-        ),
-        "checksum",
-    )
-)
+_RECORDS = [
+    BoundRecord(name, kind, ChecksumRecord(RecordContext(NoOptions(), kind)))
+    for name, kind in (("checksum", 4), ("theirs", 200))
+]
+CHECKSUM = SegmentFormatV2(FormatContext(NoOptions(), tuple(_RECORDS), "checksum"))
 
 
 def corpus(make: Callable[..., Iterable[Member]]) -> Callable[..., list[Member]]:
@@ -69,22 +66,16 @@ def segments(name: str) -> Iterator[Member]:
     form: Form = {"v1": V1, "v2": V2, "checksum": CHECKSUM}[name]
     suffix = ".rdq" if name == "v1" else ".sqs"
     random = Random(1)
-    for path in real(suffix):
-        data = path.read_bytes()
-        if len(data) <= SMALL:
-            yield Member(data, starts(form, data))
-            continue
+    whole = [path.read_bytes() for path in real(suffix)]
+    found = [data for data in whole if len(data) <= SMALL]
+    for data in (data for data in whole if len(data) > SMALL):
         offsets = starts(form, data)
         for _ in range(5):
-            first = random.randrange(len(offsets))
-            run = form.header
-            for begin, end in pairwise(offsets[first:]):
-                if len(run) + end - begin > SMALL:
-                    break
-                run += data[begin:end]
-            if run != form.header:
-                yield Member(run, starts(form, run))
-    yield from (Member(data, starts(form, data)) for data in (written(form, random) for _ in range(60)))
+            first = random.choice(offsets)
+            end = max(offset for offset in offsets if offset <= first + SMALL)
+            found += [form.header + data[first:end]] if end > first else []
+    found += [written(form, random) for _ in range(60)]
+    yield from (Member(data, starts(form, data)) for data in found)
 
 
 def written(form: Form, random: Random, size: int = SMALL) -> bytes:
@@ -155,14 +146,11 @@ NARROW, WIDE = 2**24, 2**33
 def hints() -> Iterator[Member]:
     """Of one segment, at one time: with and without a column of offsets, and one of sizes."""
     random = Random(6)
-    for size in (NARROW, WIDE):
-        for count in (0, 1, 2, 9, 40):
-            ids = random.randbytes(16 * count)
-            for sizes in ([40] * count, [random.randrange(21, 400) for _ in range(count)]):
-                offsets = array("Q", [64 + 500 * n for n in range(count)])
-                for begin in (64, offsets):
-                    data = b"".join(hint_files.write_hint((ids, begin, array("Q", sizes)), HINTED, size, 1))
-                    yield Member(data, [8, 12, 13, 16, 24, 32, 40, 48, 56, 56 + 16 * count, len(data) - 12])
+    for size, count, varied, spread in itertools.product((NARROW, WIDE), (0, 1, 2, 9, 40), (False, True), (False, True)):
+        ids, sizes = random.randbytes(16 * count), [random.randrange(21, 400) if varied else 40 for _ in range(count)]
+        begin = array("Q", [64 + 500 * n for n in range(count)]) if spread else 64
+        data = b"".join(hint_files.write_hint((ids, begin, array("Q", sizes)), HINTED, size, 1))
+        yield Member(data, [8, 12, 13, 16, 24, 32, 40, 48, 56, 56 + 16 * count, len(data) - 12])
 
 
 def rows(random: Random) -> dict[bytes, bytes]:
@@ -209,18 +197,16 @@ def slots() -> Iterator[Member]:
         yield Member(b"".join(msg_id + slot.to_bytes(24) for msg_id, slot in pairs), range(0, 40 * entries, 8))
 
 
-class _Kept(Files):
-    """Keeps what is written."""
-
-    data = b""
-
-    def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
-        self.data = b"".join(chunks)
+def saved(write: Callable[[Files, Path, Any], object], value: object) -> Member:
+    """Return what a function that writes a file of text writes."""
+    files = Mock()
+    write(files, Path(), value)
+    data = b"".join(files.write_file.call_args.args[1])
+    return Member(data, _punctuation(data))
 
 
 @corpus
 def settings() -> Iterator[Member]:
-    files = _Kept()
     providers = {"record audit": "acme-audit-record", "body zstd": "acme.zstd_body"}
     for values in (
         Settings(),
@@ -229,19 +215,16 @@ def settings() -> Iterator[Member]:
         Settings("ets", "v2", "checksum", "raw", {"checksum": 4}),
         Settings("ets", "v2", "stämp", "raw", {"stämp": 128, "checksum": 200, "x" * 40: 255}),
     ):
-        write_settings(files, Path(), values)
-        yield Member(files.data, _punctuation(files.data))
+        yield saved(write_settings, values)
     yield Member(json.dumps([[[[{"layout": {"crc32": 0}}]]]] * 20).encode())
 
 
 @corpus
 def scrubs() -> Iterator[Member]:
-    files = _Kept()
     spots = [DamagedSpan("0.sqs", 64, 100, "torn"), DamagedSpan("17.rdq", 0, 2**30, "id_mismatch", "0f" * 16)]
     findings = [Finding("0.sqs", "live_count", "2, not 3"), Finding("1.sqs", "overlap", "ends at 7", "0f" * 16, 0, 7)]
     for state in (ScrubState(), ScrubState(3, 4, 500, 2**24, spots, findings), ScrubState(10**17, 1, 1, 1, spots * 20)):
-        write_state(files, Path(), state)
-        yield Member(files.data, _punctuation(files.data))
+        yield saved(write_state, state)
 
 
 @corpus

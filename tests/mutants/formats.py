@@ -114,7 +114,7 @@ find-chain-skips: a chain that is found is never the first
 find-chain-gives-up: no chain is found behind a corrupt spot
     find_chain > None
 find-chain-is-quadratic: a chain has to hold to the end of the file, however many records that are
-    find_chain: start, length, => start, len(data),
+    find_chain: offset, length, => offset, len(data),
 seals-first: the bytes of a gap appear before they are whole, because it is sealed first
     fill_gap > GapFill(_.prepare, _.seal, _.inside)
 gap-not-prepared: a gap is not prepared, so that what is written inside it can be seen

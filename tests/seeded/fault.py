@@ -88,19 +88,18 @@ def _parse(source: str) -> ast.Module:
 
 def _span(source: str, fault: Fault) -> tuple[int, int]:
     """Where the text of the function begins and ends."""
-    node: ast.AST = _parse(source)
+    node: ast.AST | None = _parse(source)
     for name in fault.function.split("."):
-        inner = [child for child in ast.walk(node) if isinstance(child, _DEFINITIONS) and child is not node]
-        found = [child for child in inner if child.name == name]
-        if not found:
+        inner = (child for child in ast.walk(node) if isinstance(child, _DEFINITIONS) and child is not node)
+        node = next((child for child in inner if child.name == name), None)
+        if node is None:
             raise NotApplicable(f"{fault.name}: there is no {fault.function} in {fault.module}")
-        node = found[0]
     assert isinstance(node, _DEFINITIONS)
     assert node.end_lineno is not None
     lines = source.splitlines(keepends=True)
     return len("".join(lines[: node.lineno - 1])), len("".join(lines[: node.end_lineno]))
 
 
-_MODULES = ("writing", "appending", "reading", "collecting", "reclaiming", "opening", "backends", "jobs")
+_MODULES = ("writing", "collecting", "reclaiming", "opening", "backends")
 FAULTS = [fault for name in _MODULES for fault in parsed(importlib.import_module(f"seeded.{name}").FAULTS)]
 """All faults, in the order of a message's life."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import time
 from contextlib import closing, suppress
@@ -21,6 +22,7 @@ from msgstore.files import Files
 
 MAX_TEXT = 64
 """Bytes of the lock file that are read."""
+_TEXT = re.compile(rb"\s*([1-9]\d{0,9})(?!\S)(?:\s+((?:[0-9a-fA-F]{2})+)(?!\S))?")
 _ATTEMPTS, _PAUSE_SECONDS = 15, 0.02
 """Attempts to lock. A reader holds the lock for an instant to detect a writer."""
 
@@ -40,12 +42,12 @@ class WriterLock:
         self.place = status.st_dev, status.st_ino
         """Identity of the directory (device, inode). No other directory has it while this lock is held."""
         try:
-            for attempt in range(_ATTEMPTS):
+            for left in reversed(range(_ATTEMPTS)):
                 try:
                     self._directory.lock(fcntl.LOCK_EX)
                     break
                 except OSError as error:
-                    if attempt + 1 == _ATTEMPTS:
+                    if not left:
                         raise locked(directory) from error
                     time.sleep(_PAUSE_SECONDS)
             self._write_text(f"{os.getpid()}")
@@ -172,26 +174,14 @@ def open_lock(directory: Path, flags: int) -> int:
 
 def read_lock(directory: Path) -> bytes:
     """Return the text of the lock file, empty if it cannot be read. The text is used in messages only."""
-    try:
-        fd = open_lock(directory, os.O_RDONLY)
-    except (OSError, StoreError):
-        return b""
-    try:
-        return os.read(fd, MAX_TEXT)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+    with suppress(OSError, StoreError), FileIO(open_lock(directory, os.O_RDONLY)) as file:
+        return file.read(MAX_TEXT) or b""
+    return b""
 
 
 def parse_lock(text: bytes) -> tuple[int | None, bytes]:
     """Return (process id, session) from the text of a lock file; (None, empty) for invalid text, an empty session if absent."""
-    lines = text[:MAX_TEXT].split()
-    digits = lines[0] if lines else b""
-    pid = int(digits) if digits.isdigit() and len(digits) <= 10 else 0
-    if not 0 < pid < 2**31 or str(pid).encode() != digits:
+    found = _TEXT.match(text[:MAX_TEXT])
+    if not found or int(found[1]) >= 2**31:
         return None, b""
-    try:
-        return pid, bytes.fromhex(lines[1].decode("ascii")) if len(lines) > 1 else b""
-    except ValueError:
-        return pid, b""
+    return int(found[1]), bytes.fromhex((found[2] or b"").decode())

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msgstore_spark.errors import ExecutorMismatch, SparkFailed, SparkUnavailable
-    from msgstore_spark.fingerprint import check_executors
+    from msgstore_spark.executors import check_executors, upload_wheels
     from msgstore_spark.sessions import session
     from msgstore_spark.source import register
-    from msgstore_spark.wheel_upload import upload_wheels
 
 _MODULES = {
     "ExecutorMismatch": "msgstore_spark.errors",
     "SparkUnavailable": "msgstore_spark.errors",
     "SparkFailed": "msgstore_spark.errors",
-    "check_executors": "msgstore_spark.fingerprint",
+    "check_executors": "msgstore_spark.executors",
     "register": "msgstore_spark.source",
     "session": "msgstore_spark.sessions",
-    "upload_wheels": "msgstore_spark.wheel_upload",
+    "upload_wheels": "msgstore_spark.executors",
 }
 
 __all__ = ["ExecutorMismatch", "SparkFailed", "SparkUnavailable", "check_executors", "register", "session", "upload_wheels"]

@@ -14,11 +14,13 @@ import attrs
 from msgstore.contract import ConfigError
 from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
 from msgstore.jobs.output.parts import Target
-from msgstore.jobs.tasks import TASK_SIZE, pack, pack_scans
-from msgstore.jobs.workers import installed
+from msgstore.jobs.tasks import TASK_SIZE, pack
+from msgstore.jobs.workers import OpenCodec, installed, open_codec
 from msgstore.scan import bind_records
 from msgstore.units import parse_size
 
+_MIN_SCANS = 32
+"""Number of tasks that keeps the processors of a machine busy to the end."""
 RELATIONS = ("records", "damage", "segments")
 OPTIONS = {
     "path": "argument of `.load()`: a segment, a store, a tree of stores, or a glob; or several, with commas or as a list",
@@ -71,11 +73,14 @@ class ReadOptions:
             )
         return cls(paths, **parsed)
 
-    def pack(self, inputs: Collection[SegmentInput], *, bodies: bool) -> list[tuple[SegmentInput, ...]]:
-        """Group the segments into tasks. ``bodies``: bodies are read too."""
-        if self.task_size is None and not bodies:
-            return pack_scans(inputs)
-        return pack(inputs, self.task_size or TASK_SIZE)
+    def pack(self, inputs: Collection[SegmentInput], *, bodies: bool = True) -> list[tuple[SegmentInput, ...]]:
+        """Group the segments into tasks. Without ``bodies`` and with many segments, they are larger: fixed costs count."""
+        larger = 1 if bodies else min(max(1, sum(found.size for found in inputs) / TASK_SIZE / _MIN_SCANS), 4)
+        return pack(inputs, self.task_size or int(larger * TASK_SIZE))
+
+    def codec(self) -> OpenCodec | None:
+        """Return the body codec, or None."""
+        return open_codec(self.body) if self.body else None
 
     def find(self) -> Found:
         """Find the segments that exist now. Raises StoreError, PluginError or ConfigError."""

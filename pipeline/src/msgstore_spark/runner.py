@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,27 +10,27 @@ from pathlib import Path
 from typing import Protocol
 
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from msgstore.jobs.diff import DiffJob, DiffReport
 from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inventory import InventoryJob, InventoryReport
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
+from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.salvage import SalvageJob, SalvageReport
 from msgstore.jobs.tasks import Meter, Progress
 from msgstore_spark.errors import task_errors
-from msgstore_spark.fingerprint import check_executors
-from msgstore_spark.jobs.diff import diff
-from msgstore_spark.jobs.inventory import inventory
-from msgstore_spark.jobs.reconcile import reconcile
-from msgstore_spark.jobs.salvage import salvage
+from msgstore_spark.executors import check_executors
+from msgstore_spark.jobs import diff, inventory, reconcile
 from msgstore_spark.plugin import SparkOptions
-from msgstore_spark.progress import report_progress
+from msgstore_spark.salvage import salvage
 from msgstore_spark.sessions import session
 from msgstore_spark.tasks import run_tasks
 
 MAX_CHECKED_DIRECTORIES = 100
 """Directories per group of inputs for which executors are asked if they can read them."""
+_POLL_SECONDS = 0.2
 
 
 class _SparkInput(Protocol):
@@ -37,8 +38,8 @@ class _SparkInput(Protocol):
     def path(self) -> str | Path: ...
 
 
-class SparkRunner:
-    """Implementation of :class:`msgstore.jobs.runner.JobRunner`. Its session stays active, so that the next job reuses it."""
+class SparkRunner(JobRunner):
+    """Runner of jobs on Spark. Its session stays active, so that the next job reuses it."""
 
     def __init__(self, options: SparkOptions) -> None:
         self._options = options
@@ -73,7 +74,7 @@ class SparkRunner:
         spark = session(self._options.master)
         with task_errors():
             check_executors(spark, [path for group in inputs for path in _one_per_directory(group)])
-            with report_progress(spark, progress):
+            with _report_progress(spark, progress):
                 yield spark
 
 
@@ -85,3 +86,33 @@ def _one_per_directory(inputs: Iterable[_SparkInput]) -> list[Path]:
         if len(first) == MAX_CHECKED_DIRECTORIES:
             break
     return list(first.values())
+
+
+@contextmanager
+def _report_progress(spark: SparkSession, progress: Progress | None) -> Iterator[None]:
+    """Call ``progress(finished tasks, known tasks)`` five times a second during the block, on another thread.
+
+    After a successful end, all known tasks are reported as finished. A session on Spark Connect reports no progress.
+    """
+    if progress is None or is_remote():
+        yield
+        return
+    tracker, ended, stages = spark.sparkContext.statusTracker(), threading.Event(), dict[int, tuple[int, int]]()
+
+    def poll() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            for stage in tracker.getActiveStageIds():
+                if info := tracker.getStageInfo(stage):
+                    stages[stage] = info.numCompletedTasks, info.numTasks
+            if stages:
+                progress(sum(done for done, _ in stages.values()), sum(known for _, known in stages.values()))
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if known := sum(known for _, known in stages.values()):
+        progress(known, known)

@@ -152,9 +152,7 @@ def own_address(master: str) -> str | None:
     if _local_slots(master):
         return "127.0.0.1"
     refused = []
-    for host, port in (
-        re.findall(r"([^,/:\s]+):(\d+)", master.removeprefix("spark://")) if master.startswith("spark://") else ()
-    ):
+    for host, port in re.findall(r"([^,/:\s]+):(\d+)", master) if master.startswith("spark://") else ():
         try:
             with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_SECONDS) as connection:
                 return str(connection.getsockname()[0])

@@ -26,7 +26,6 @@ from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import as_text, damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import Found, SegmentInput
-from msgstore.jobs.workers import OpenCodec, open_codec
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.stream import SegmentStreamReader
 from msgstore_spark.tasks import freeze_imports
@@ -75,12 +74,7 @@ def full_schema(options: ReadOptions, found: Found) -> pa.Schema:
         return DAMAGE
     if options.relation == "segments":
         return SEGMENTS
-    return records_schema(found.inputs, codec_of(options))
-
-
-def codec_of(options: ReadOptions) -> OpenCodec | None:
-    """Return the body codec of the options, or None."""
-    return open_codec(options.body) if options.body else None
+    return records_schema(found.inputs, options.codec())
 
 
 def columns(full: pa.Schema, schema: StructType) -> pa.Schema:
@@ -115,9 +109,9 @@ class SegmentReader(DataSourceReader):
         self._options = options
         self._found = found
         self._schema = schema
+        self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
         self._only: dict[str, Any] = {}
         """Ids and types of the wanted records."""
-        self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]  # its class docstring has the reason
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -153,7 +147,7 @@ class SegmentReader(DataSourceReader):
         assert isinstance(partition, SegmentPartition)
         yield from (rows.select(self._schema.names) for rows in partition.rows)
         if self._options.relation == "records":
-            codec = codec_of(self._options)
+            codec = self._options.codec()
             for found in partition.inputs:
                 yield from record_batches(found, self._schema, codec, **self._only)
         elif self._options.relation == "damage":

@@ -6,17 +6,25 @@ import gc
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
 import attrs
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from msgstore.contract import Columns
+from msgstore.jobs.columns.sums import fixed_width, int64
+from msgstore.jobs.inputs import SegmentInput
+
 T = TypeVar("T")
 R = TypeVar("R")
-
+SegmentRows = tuple[Columns, Mapping[str, pa.Array], object]
+"""Records of a segment, further columns of their rows, and a result for the whole segment, which is pickled."""
+IS_RECORD = "result is null"
 _SQL = {pa.int64(): "long", pa.binary(): "binary", pa.bool_(): "boolean"}
 
 
@@ -52,27 +60,56 @@ def run_tasks(spark: SparkSession, function: Callable[[T], R], tasks: Iterable[T
     return [pickle.loads(row.result) for row in sorted(rows, key=lambda row: row.number)]
 
 
-def segment_schema(**columns: pa.DataType) -> pa.Schema:
-    """Return the schema of :func:`segment_rows`; ``columns`` are those that only rows of records have."""
-    return pa.schema({"rank": pa.int64(), **columns, "result": pa.binary()})
+def read_segments(
+    spark: SparkSession,
+    read: Callable[[SegmentInput], SegmentRows],
+    tasks: Sequence[tuple[SegmentInput, ...]],
+    **columns: pa.DataType,
+) -> DataFrame:
+    """Call ``read`` on an executor for each segment, and return the rows (rank, offset, id, ``columns``, result).
 
-
-def segment_rows(schema: pa.Schema, rank: int, columns: Mapping[str, pa.Array], result: object) -> Iterator[pa.RecordBatch]:
-    """Yield a row for each record of a segment, and then one for the segment, with its pickled result and else nulls.
-
-    ``columns`` has the values of the records. Their column ``result`` is null.
+    Each record has a row, without a result. Each segment has one more, with the pickled result and else nulls.
     """
-    count = len(columns["id"])
-    shared = {"rank": pa.repeat(pa.scalar(rank, pa.int64()), count), "result": pa.nulls(count, pa.binary())}
-    if count:
-        values = {**shared, **columns}
-        yield pa.record_batch([values[field.name].cast(field.type) for field in schema], schema=schema)
-    yield pa.RecordBatch.from_pylist([{"rank": rank, "result": pickle.dumps(result)}], schema=schema)
+    schema = pa.schema({"rank": pa.int64(), "offset": pa.int64(), "id": pa.binary(), **columns, "result": pa.binary()})
+
+    def run(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
+        for item in task:
+            records, more, result = read(item)
+            if count := len(records):
+                values = {
+                    "rank": pa.repeat(pa.scalar(item.rank, pa.int64()), count),
+                    "offset": int64(records.offsets),
+                    "id": fixed_width(records.ids),
+                    "result": pa.nulls(count, pa.binary()),
+                    **more,
+                }
+                yield pa.record_batch([values[field.name].cast(field.type) for field in schema], schema=schema)
+            yield pa.RecordBatch.from_pylist([{"rank": item.rank, "result": pickle.dumps(result)}], schema=schema)
+
+    return map_tasks(spark, run, tasks, schema)
 
 
 def segment_results(rows: DataFrame) -> dict[int, Any]:
     """Return the results of all segments by rank."""
     return {row.rank: pickle.loads(row.result) for row in rows.where("result is not null").collect()}
+
+
+def first_copies(records: DataFrame, *columns: str, store: str = "") -> DataFrame:
+    """Return (id, ``columns``) of the first copy of each id, in each ``store`` if there is such a column."""
+    keys = [*filter(None, [store]), "id"]
+    first = sf.min(sf.struct("rank", "offset", *(name for name in columns if name not in ("rank", "offset")))).alias("first")
+    return records.groupBy(*keys).agg(first).select("id", *(f"first.{name}" for name in columns))
+
+
+@contextmanager
+def on_disk(*frames: DataFrame | None) -> Iterator[None]:
+    """Keep the rows of frames on the disks of the executors during the block. A frame comes after those that it is made of."""
+    kept = [frame.persist(StorageLevel.DISK_ONLY) for frame in frames if frame is not None]
+    try:
+        yield
+    finally:
+        for frame in kept:
+            frame.unpersist()
 
 
 def absolute(task: Any) -> Any:

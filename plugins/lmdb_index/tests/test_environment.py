@@ -22,8 +22,8 @@ from lmdb_support import MIB, commit, fill, ids, make, names, opened
 from msgstore.contract import StoreError
 from msgstore.locations import pack_location
 from msgstore_lmdb_index import live
+from msgstore_lmdb_index.contents import DamagedError
 from msgstore_lmdb_index.environment import Environment
-from msgstore_lmdb_index.errors import DamagedError
 from msgstore_lmdb_index.index import DIRECTORY
 
 KEY = {b"key": b"value"}

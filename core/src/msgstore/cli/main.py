@@ -34,7 +34,18 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 _PRINTS_DAMAGE = {
-    *("demo", "diff", "export", "info", "inventory", "map", "reconcile", "salvage", "scan", "scrub", "top", "verify")
+    "demo",
+    "export",
+    "info",
+    "salvage",
+    "map",
+    "top",
+    "verify",
+    "scrub",
+    "scan",
+    "inventory",
+    "reconcile",
+    "diff",
 }
 _DAMAGE_LOGGERS = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
 """Loggers muted for these commands, which print damage themselves."""
@@ -130,9 +141,8 @@ def main(ctx: click.Context) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may be invalid text
     handler = _ErrorEcho(_DAMAGE_LOGGERS if ctx.invoked_subcommand in _PRINTS_DAMAGE else ())
-    logger = logging.getLogger("msgstore")
-    logger.addHandler(handler)
-    ctx.call_on_close(lambda: logger.removeHandler(handler))
+    logging.getLogger("msgstore").addHandler(handler)
+    ctx.call_on_close(lambda: logging.getLogger("msgstore").removeHandler(handler))
 
 
 _INSPECT = (scan, map_, info, verify, scrub, top, reconcile, inventory, diff)

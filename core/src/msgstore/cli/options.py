@@ -23,7 +23,7 @@ from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.counts import sums_of
 from msgstore.jobs.inputs import no_segments, stores_beneath
-from msgstore.jobs.not_read import NotRead, find_not_read
+from msgstore.jobs.reports import NotRead, find_not_read
 from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import bind_records

@@ -20,8 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from msgstore.jobs.not_read import NotRead
-from msgstore.jobs.reports import SpanReport
+from msgstore.jobs.reports import NotRead, SpanReport
 
 PIPED_WIDTH = 160
 """Columns of output that does not go to a terminal."""

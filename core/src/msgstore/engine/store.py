@@ -142,7 +142,7 @@ class Store:
     # -- questions --------------------------------------------------------------------------------------------------------
 
     def stats(self) -> StoreStats:
-        """Return statistics. Takes time linear in the number of segments and buffered messages."""
+        """Return statistics. Takes time linear in the number of segments, buffered messages and uncommitted changes."""
         with self._accounting.state_lock:
             self._lifecycle.check_open()
             segments, pending = self._collector.stats(), list(self._buffer.pending)
@@ -151,9 +151,10 @@ class Store:
             now = self._segments.telemetry.counters
             added = self._initial_messages + now.written_messages + now.revived_messages
             # removals are calculated: counting them would cost time per message
-            removed = added - len(self._index) - now.dropped_messages if self.mode == "rw" else 0
+            stored = len(self._index)
+            removed = added - stored - now.dropped_messages if self.mode == "rw" else 0
             return StoreStats(
-                messages=len(self._index) + new,
+                messages=stored + new,
                 pending=len(pending),
                 **sums_of(segments),
                 callback_failures=self._flusher.callback_failures,

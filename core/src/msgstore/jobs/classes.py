@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from msgstore.contract import Damage
-from msgstore.jobs.columns.arrays import fixed_width, int64, of_any_length
-from msgstore.jobs.columns.sums import IdAggregator
+from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
 from msgstore.jobs.counts import read_share
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, dataset, folder

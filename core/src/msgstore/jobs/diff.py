@@ -16,9 +16,8 @@ import attrs
 from msgstore.contract import Buffer
 from msgstore.contract.formats import split_ids
 from msgstore.jobs.inputs import Found, SegmentInput
-from msgstore.jobs.not_read import NotRead
 from msgstore.jobs.reading.segment_check import IntactRecords, intact_records, read_intact
-from msgstore.jobs.reports import Findings
+from msgstore.jobs.reports import Findings, NotRead
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
 from msgstore.plugins.catalogue import Catalogue
@@ -52,9 +51,6 @@ def plan_diff(catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, i
     """
     found_a, found_b = (find_offline(catalogue, [path], records) for path in (a, b))
     return DiffJob(str(a), str(b), found_a, found_b)
-
-
-# -- one segment --------------------------------------------------------------------------------------------------------------
 
 
 def digest(item: SegmentInput) -> IntactRecords:

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -15,9 +15,8 @@ from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, DamagedSettings, Settings, read_settings, unread_segments
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
-from msgstore.jobs.not_read import NotRead, find_not_read
 from msgstore.jobs.paths import is_glob, matches, unreadable_directories
-from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, SpanReport
+from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, NotRead, SpanReport, find_not_read
 from msgstore.jobs.workers import installed
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
@@ -108,7 +107,7 @@ def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: M
     for writing. Raises StoreError for a path without segments, and PluginError for segments with a record type that no plugin
     provides.
     """
-    search = _Search(catalogue, dict(records or {}))
+    search = _Search(catalogue, dict(records or {}), FormatSet(catalogue))
     for path in paths:
         search.add(str(path))
     return search.found()
@@ -129,36 +128,34 @@ _opened: dict[object, OpenFormat] = {}
 
 
 def _make(catalogue: Catalogue, found: SegmentInput) -> OpenFormat:
+    known = attrs.evolve(catalogue, remembered=dict(found.distributions))
     try:
-        return FormatSet(attrs.evolve(catalogue, remembered=dict(found.distributions)), dict(found.records)).by_name(
-            found.format
-        )
+        return FormatSet(known, dict(found.records)).by_name(found.format)
     except PluginError as error:
         raise type(error)(f"{found.path}: {error}") from error
 
 
+@attrs.define
 class _Search:
     """Search for segments. Collects their names by directory, in the order in which the directories are found."""
 
-    def __init__(self, catalogue: Catalogue, records: Mapping[str, int]) -> None:
-        self._catalogue = catalogue
-        self._records = records
-        self._files = Files()
-        self._formats = FormatSet(catalogue)
-        self._stores: dict[Path, tuple[str, dict[str, int]]] = {}
-        """Real path to (path as given, name to size)."""
-        self._damage: dict[Path, SpanReport] = {}
-        """Real path, in which the last part may be a link, to its damage."""
-        self._ignored: set[str] = set()
-        self._missing: set[str] = set()
-        """Errors about formats that are not installed. Each is logged once."""
-        self._beneath_stores: set[Path] = set()
-        """Directories with segments below a directory with segments."""
-        self._trees: list[Path] = []
+    catalogue: Catalogue
+    records: Mapping[str, int]
+    formats: FormatSet
+    stores: dict[Path, tuple[str, dict[str, int]]] = attrs.field(factory=dict)
+    """Real path to (path as given, name to size)."""
+    damage: dict[Path, SpanReport] = attrs.field(factory=dict)
+    """Real path, in which the last part may be a link, to its damage."""
+    ignored: set[str] = attrs.field(factory=set)
+    missing: dict[str, Path] = attrs.field(factory=dict)
+    """Errors about formats that are not installed, with their first segments."""
+    beneath_stores: set[Path] = attrs.field(factory=set)
+    """Directories with segments below a directory with segments."""
+    trees: list[Path] = attrs.field(factory=list)
 
     def add(self, given: str) -> None:
         """Add the segments of a path. Raises StoreError if there are none."""
-        path, known = Path(given), len(self._damage)
+        path, known = Path(given), len(self.damage)
         paths = [path]
         if path.exists():
             if not (path.is_dir() or path.is_file()):
@@ -170,122 +167,123 @@ class _Search:
             paths = [match for match in matches(given) if not _is_unfinished(match)]
         else:
             raise StoreError(f"{given}: there is no such file or directory")
-        found = [self._add_path(match) for match in paths if _real(match.parent) not in self._damage]
+        found = [self._add_path(match) for match in paths if _real(match.parent) not in self.damage]
         if not any(found):
-            refused = [f"; {one.path} is {one.reason}" for one in self._damage.values()][known:]
+            refused = [f"; {one.path} is {one.reason}" for one in self.damage.values()][known:]
             raise StoreError(self._nothing_in(path) + "".join(refused[:1]))
 
     def _nothing_in(self, path: Path) -> str:
         if path.is_dir():
-            return no_segments(path, self._formats)
+            return no_segments(path, self.formats)
+        known = _known(self.formats)
         if path.is_file():
-            formats = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self._formats.extensions.items()))
-            return f"{path}: no installed format reads such files; known are {formats or 'none'}"
-        return f"{path}: nothing that matches is a segment ({_known(self._formats)}), or a directory that has some"
+            return f"{path}: no installed format reads such files; known are {known}"
+        return f"{path}: nothing that matches is a segment ({known}), or a directory that has some"
 
     def _add_path(self, path: Path) -> bool:
         """Add a file, a store, or the stores of a tree. Return True if there is a segment, or a store without any."""
         if not os.path.isdir(path):  # noqa: PTH112 - a Path's raises, in some versions
             try:
-                return self._add_files(path.parent, {path.name: stat_regular_file(path)[0]}, {})
+                return self._add_files(path.parent, {path.name: stat_regular_file(path)[0]})
             except OSError as error:
-                return self._add_files(path.parent, {}, {path.name: error})
+                return self._add_files(path.parent, {path.name: error})
         if self._add_store(path):
-            self._beneath_stores.update(stores_beneath(path, self._formats))
+            self.beneath_stores.update(stores_beneath(path, self.formats))
             return True
-        self._trees.append(path)
+        self.trees.append(path)
         has_stores = False
         for directory, names, _ in os.walk(path, onerror=lambda error: self._refuse(Path(error.filename or path), error)):
             names[:] = sorted(name for name in names if not _UNFINISHED.fullmatch(name))
-            if Path(directory) != path:
-                has_stores |= self._add_store(Path(directory))
+            has_stores |= Path(directory) != path and self._add_store(Path(directory))
         return has_stores
 
     def _add_store(self, directory: Path) -> bool:
         """Add the files of a directory if it is a store. Return True if it is."""
         try:
-            listed, refused = self._files.entries(directory)
+            listed, refused = Files().entries(directory)
         except OSError as error:
             self._refuse(directory, error)
             return False
-        files = listed.keys() | {name for name, error in refused.items() if error.errno != errno.EISDIR}
-        if not (files & {SETTINGS, CLEAN} or any(map(self._is_segment, files)) or self._unread(directory, files)):
+        files = {name: size for name, (size, _) in listed.items()} | refused
+        names = {name for name in files if name in listed or refused[name].errno != errno.EISDIR}
+        if not (names & {SETTINGS, CLEAN} or any(map(self._is_segment, names)) or self._unread(directory, names)):
             return False
         self._sizes(directory)
-        self._add_files(directory, {name: size for name, (size, _) in listed.items()}, refused)
+        self._add_files(directory, files)
         return True
 
-    def _add_files(self, directory: Path, sizes: Mapping[str, int], refused: Mapping[str, OSError]) -> bool:
-        """Add segments, damage and ignored files. Return True if there is a segment, or damage that has its name."""
-        unread = self._unread(directory, sizes.keys() | refused.keys())
+    def _add_files(self, directory: Path, files: Mapping[str, int | OSError]) -> bool:
+        """Add segments, damage and ignored files, by name with their sizes or errors. Return True if there is a segment, or
+        damage that has its name."""
+        unread = self._unread(directory, files)
         found = False
-        for name in sorted(sizes.keys() | refused.keys(), key=_age, reverse=True):
-            path, error = directory / name, refused.get(name)
+        for name in sorted(files, key=_age, reverse=True):
+            path, size = directory / name, files[name]
             if name in unread:
-                if str(unread[name]) not in self._missing:
-                    self._missing.add(str(unread[name]))
-                    log.warning("%s: %s", path, unread[name])
+                self.missing.setdefault(str(unread[name]), path)
                 self._refuse(path, OSError(errno.ENOTSUP, f"no installed format reads *{path.suffix}"))
             elif self._is_segment(name):
-                if error is None:
-                    self._sizes(directory).setdefault(name, sizes[name])
-                found |= error is None or self._refuse(path, error)
-            elif error is None or error.errno != errno.EISDIR:
-                self._ignored.add(str(path))
+                if isinstance(size, int):
+                    self._sizes(directory).setdefault(name, size)
+                found |= isinstance(size, int) or self._refuse(path, size)
+            elif isinstance(size, int) or size.errno != errno.EISDIR:
+                self.ignored.add(str(path))
         return found
 
     def _sizes(self, directory: Path) -> dict[str, int]:
         """Return the sizes of the segments of a store by name."""
-        return self._stores.setdefault(directory.resolve(), (str(directory), {}))[1]
+        return self.stores.setdefault(directory.resolve(), (str(directory), {}))[1]
 
     def _refuse(self, path: Path, error: OSError) -> bool:
         """Report an unreadable path as damage, once. Return False if it does not exist any more."""
         if is_gone(path, error):
             return False
         reason = "is a link to nothing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        if _real(path.parent) not in self._damage:  # the damage of a directory stands for everything in it
-            self._damage.setdefault(_real(path), SpanReport(str(path), 0, 0, f"unreadable: {reason}"))
+        if _real(path.parent) not in self.damage:  # the damage of a directory stands for everything in it
+            self.damage.setdefault(_real(path), SpanReport(str(path), 0, 0, f"unreadable: {reason}"))
         return True
 
     def _is_segment(self, name: str) -> bool:
-        return Path(name).suffix in self._formats.extensions
+        return Path(name).suffix in self.formats.extensions
 
-    def _unread(self, directory: Path, files: Iterable[str]) -> dict[str, PluginError]:
+    def _unread(self, directory: Path, names: Collection[str]) -> dict[str, PluginError]:
         """Return the names of segments of formats that are not installed, with the errors that say what to install."""
-        if not unread_segments(files, self._formats.extensions):
+        if not unread_segments(names, self.formats.extensions):
             return {}
         try:
-            settings = read_settings(self._files, directory)
+            settings = read_settings(Files(), directory)
         except (StoreError, OSError):
             settings = None
         distributions = settings.distributions if settings else {}
-        return FormatSet(attrs.evolve(self._catalogue, remembered=distributions)).unread(files, settings)
+        return FormatSet(attrs.evolve(self.catalogue, remembered=distributions)).unread(names, settings)
 
     def found(self) -> Found:
-        left = [str(path) for path in sorted(self._beneath_stores) if path.resolve() not in self._stores]
+        for error, path in self.missing.items():
+            log.warning("%s: %s", path, error)
+        left = [str(path) for path in sorted(self.beneath_stores) if path.resolve() not in self.stores]
         if left:
             log.warning(
                 "left out, beneath directories that have segments of their own: %s; name them as well to read them", _some(left)
             )
         inputs: list[SegmentInput] = []
         known: dict[str, Settings] = {}
-        for store, sizes in self._stores.values():
+        for store, sizes in self.stores.values():
             try:
-                settings = read_settings(self._files, Path(store))
+                settings = read_settings(Files(), Path(store))
                 known |= {store: settings} if settings else {}
             except (StoreError, OSError) as error:
                 settings = self._without_settings(Path(store, SETTINGS), error)
             inputs += self._inputs(len(inputs), store, sizes, settings or Settings())
         for item in {(item.format, item.records): item for item in inputs}.values():
-            _make(self._catalogue, item)
+            _make(self.catalogue, item)
         return Found(
             tuple(inputs),
-            tuple(self._damage.values()),
-            tuple(sorted(self._ignored)),
+            tuple(self.damage.values()),
+            tuple(sorted(self.ignored)),
             codecs=tuple(dict.fromkeys(settings.body for settings in known.values())),
             record_types=tuple(dict.fromkeys(settings.record for settings in known.values())),
-            unknown=tuple(store for store, _ in self._stores.values() if store not in known),
-            not_read=find_not_read(*self._trees),
+            unknown=tuple(store for store, _ in self.stores.values() if store not in known),
+            not_read=find_not_read(*self.trees),
         )
 
     def _without_settings(self, damaged: Path, error: Exception) -> Settings:
@@ -294,20 +292,20 @@ class _Search:
             size, _ = stat_regular_file(damaged)
         except OSError:
             size = 0
-        self._damage[_real(damaged)] = SpanReport(str(damaged), 0, size, SETTINGS_DAMAGED)
+        self.damage[_real(damaged)] = SpanReport(str(damaged), 0, size, SETTINGS_DAMAGED)
         if isinstance(error, DamagedSettings) and error.copy is not None:
             return error.copy
-        assigned = {found.name: found.assigned_byte for found in self._record_types() if found.assigned_byte is not None}
-        return Settings(records=assigned)
+        types = self._record_types()
+        return Settings(records={found.name: found.assigned_byte for found in types if found.assigned_byte is not None})
 
     def _inputs(self, rank: int, store: str, sizes: Mapping[str, int], settings: Settings) -> Iterator[SegmentInput]:
         """Yield the segments of a store. Each has the bindings of its format; a record type without a provider is an error."""
-        given = self._records
-        bindings = {record: byte for record, byte in settings.records.items() if byte not in given.values()} | dict(given)
+        given = self.records.values()
+        bindings = {record: byte for record, byte in settings.records.items() if byte not in given} | dict(self.records)
         formats = {record: {found.format for found in self._record_types() if found.name == record} for record in bindings}
         distributions = tuple(sorted(settings.distributions.items()))
         for number, name in enumerate(sorted(sizes, key=_age, reverse=True), rank):
-            form = self._formats.extensions[Path(name).suffix]
+            form = self.formats.extensions[Path(name).suffix]
             records = tuple(
                 (record, byte)
                 for record, byte in sorted(bindings.items())
@@ -315,10 +313,9 @@ class _Search:
             )
             yield SegmentInput(number, store, str(Path(store, name)), form, sizes[name], records, distributions)
 
-    def _record_types(self) -> Iterator[RecordTypeDescriptor]:
-        for found in self._catalogue.registrations:
-            if isinstance(found.descriptor, RecordTypeDescriptor):
-                yield found.descriptor
+    def _record_types(self) -> list[RecordTypeDescriptor]:
+        found = (one.descriptor for one in self.catalogue.registrations)
+        return [descriptor for descriptor in found if isinstance(descriptor, RecordTypeDescriptor)]
 
 
 def _real(path: Path) -> Path:

@@ -113,17 +113,16 @@ def sum_forecasts(stores: Iterable[StoreStock]) -> list[dict[str, Any]]:
     plans: dict[tuple[str, str], list[PolicyPlan]] = {}
     for plan in (plan for store in stores for plan in store.policies):
         plans.setdefault((plan.name, plan.options), []).append(plan)
-    return [
-        {
-            "name": name,
-            "options": options,
-            "steps": Counter(step.what for plan in found for step in plan.steps),
-            **sums([step for plan in found for step in plan.steps], "gives_back", "messages_lost"),
+    rows = []
+    for (name, options), found in plans.items():
+        steps = [step for plan in found for step in plan.steps]
+        rows.append({
+            "name": name, "options": options, "steps": Counter(step.what for step in steps),
+            **sums(steps, "gives_back", "messages_lost"),
             "passed_over": sum(len(plan.passed_over) for plan in found),
             "errors": [plan.error for plan in found if plan.error],
-        }
-        for (name, options), found in plans.items()
-    ]
+        })  # fmt: skip
+    return rows
 
 
 def totals(segments: Iterable[SegmentStock]) -> dict[str, Any]:
@@ -137,15 +136,15 @@ def totals(segments: Iterable[SegmentStock]) -> dict[str, Any]:
     for one in found:
         types.update(one.types)
     is_known = all(one.live is not None for one in found)
-    used, garbage = (sum(getattr(one, name) for one in found) for name in ("used", "garbage"))
+    used = sum(one.used for one in found)
+    total = sums(found, "holes", "hole_bytes", "duplicates", "duplicate_bytes", "damaged", "garbage")
     return {
         "segments": len(found),
         **sums(found, "size", "records", "record_bytes"),
         "types": dict(sorted(types.items())),
         **(sums(found, "live", "live_bytes") if is_known else {"live": None, "live_bytes": None}),
-        **sums(found, "holes", "hole_bytes", "duplicates", "duplicate_bytes", "damaged"),
-        "garbage": garbage,
-        "fragmentation": round(garbage / used, 4) if used else 0.0,
+        **total,
+        "fragmentation": round(total["garbage"] / used, 4) if used else 0.0,
         "formats": dict(sorted(Counter(one.format for one in found).items())),
         "states": dict(sorted(Counter(one.state for one in found).items())),
     }
@@ -163,9 +162,9 @@ def inventory(job: InventoryJob, run: Run[Task, list[SegmentFindings]], meter: M
         store, seen = "", set[bytes]()
         scanned = map_segments(run, partial(judge, with_records=counts is not None), pack(job.found.inputs), meter)
         for item, found in scanned:
+            if item.store != store:
+                store, seen = item.store, set()
             if counts is not None:
-                if item.store != store:
-                    store, seen = item.store, set()
                 found.stock.live, found.stock.live_bytes = live_of(found.records, counts, seen)
             yield item, attrs.evolve(found, records=Columns())
 
@@ -205,17 +204,16 @@ def report_of(job: InventoryJob, rows: Iterable[tuple[SegmentInput, SegmentFindi
 
 
 def _store(job: InventoryJob, directory: str, rows: Sequence[tuple[SegmentInput, SegmentFindings]]) -> StoreStock:
-    store = StoreStock(directory, [found.stock for _, found in rows], "given" if job.counts is not None else "")
     catalogue = installed()
-    if job.counts is None:
-        own = _own_counts(Path(directory), catalogue)
-        store.counts = "" if own is None else "own"
-        for segment in store.segments:
-            known = (own or {}).get(Path(segment.path).name)
-            if known is not None:  # of a damaged segment, it also counts records that no scan finds
-                segment.live = min(known.live_count, segment.records)
-                segment.live_bytes = min(known.live_bytes, segment.record_bytes)
-                segment.quarantined |= known.quarantined
+    own = _own_counts(Path(directory), catalogue) if job.counts is None else None
+    counts = "given" if job.counts is not None else "" if own is None else "own"
+    store = StoreStock(directory, [found.stock for _, found in rows], counts)
+    for segment in store.segments:
+        known = (own or {}).get(Path(segment.path).name)
+        if known is not None:  # of a damaged segment, it also counts records that no scan finds
+            segment.live = min(known.live_count, segment.records)
+            segment.live_bytes = min(known.live_bytes, segment.record_bytes)
+            segment.quarantined |= known.quarantined
     try:
         segments = [_as_segment(item, found) for item, found in rows]
         picture = make_policy_input(Path(directory), catalogue, FormatSet(catalogue), segments)
@@ -231,18 +229,13 @@ def _store(job: InventoryJob, directory: str, rows: Sequence[tuple[SegmentInput,
 def _as_segment(item: SegmentInput, found: SegmentFindings) -> Segment:
     """Return a segment as the engine would see it. Records count as live if nothing else is known."""
     stock = found.stock
-    is_known = stock.live is not None
+    live = stock.records if stock.live is None else stock.live
+    live_bytes = stock.record_bytes if stock.live_bytes is None else stock.live_bytes
+    appendable = not (found.damage or stock.quarantined)
     return Segment(
-        -1,
-        Path(item.path),
-        open_input(item),
-        stock.size,
-        (stock.live if is_known else stock.records) or 0,
-        (stock.live_bytes if is_known else stock.record_bytes) or 0,
-        appendable=not (found.damage or stock.quarantined),
-        quarantined=stock.quarantined,
-        torn=stock.state == "torn",
-    )
+        -1, Path(item.path), open_input(item), stock.size, live, live_bytes,
+        appendable=appendable, quarantined=stock.quarantined, torn=stock.state == "torn",
+    )  # fmt: skip
 
 
 def _own_counts(directory: Path, catalogue: Catalogue) -> dict[str, SegmentStats] | None:

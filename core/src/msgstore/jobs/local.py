@@ -20,51 +20,20 @@ from typing import Any
 
 from msgstore.builtin.options import LocalOptions
 from msgstore.contract import StoreError
-from msgstore.jobs.diff import DiffJob, DiffReport, diff
-from msgstore.jobs.export import ExportJob, ExportReport, export
-from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
-from msgstore.jobs.inventory import InventoryJob, InventoryReport, inventory
-from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
-from msgstore.jobs.salvage import SalvageJob, SalvageReport, salvage
-from msgstore.jobs.tasks import Meter, Progress, R, Run, T, pack
+from msgstore.jobs.runner import JobRunner
+from msgstore.jobs.tasks import R, Run, T
 
 _AHEAD = 2
 """Tasks per process that are started before the oldest result is taken. Their results wait in memory."""
 
 
-class LocalRunner:
-    """Implementation of :class:`msgstore.jobs.runner.JobRunner`."""
+class LocalRunner(JobRunner):
+    """Runner of jobs in processes of this machine."""
 
     def __init__(self, options: LocalOptions) -> None:
         self._processes = options.processes or processors()
 
-    def salvage(self, job: SalvageJob, progress: Progress | None = None) -> SalvageReport:
-        with self._run(job.tasks()) as run:
-            return salvage(job, run, Meter(2 * job.size, progress))
-
-    def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
-        from msgstore.jobs.classes import reconcile  # pyarrow
-
-        with self._run(pack(job.found.inputs)) as run:
-            return reconcile(job, run, Meter(job.size, progress))
-
-    def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:
-        with self._run(pack(job.found.inputs)) as run:
-            return inventory(job, run, Meter(job.size, progress))
-
-    def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
-        with self._run(max((pack(found.inputs) for found in (job.found_a, job.found_b)), key=len)) as run:
-            return diff(job, run, Meter(job.size, progress))
-
-    def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
-        with self._run(job.shares) as run:
-            return import_messages(job, run, Meter(job.size, progress))
-
-    def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
-        with self._run(job.tasks()) as run:
-            return export(job, run, Meter(job.size, progress))
-
-    def _run(self, tasks: Sized) -> contextlib.AbstractContextManager[Run[Any, Any]]:
+    def run(self, tasks: Sized) -> contextlib.AbstractContextManager[Run[Any, Any]]:
         return task_runner(self._processes, len(tasks))
 
 

@@ -9,28 +9,16 @@ from pathlib import Path
 import attrs
 
 from msgstore.config import structure
-from msgstore.contract import (
-    Action,
-    Combine,
-    Compact,
-    Drop,
-    Migrate,
-    MsgStoreError,
-    PluginError,
-    SegmentStats,
-    StoreError,
-)
+from msgstore.contract import Action, Drop, GcPolicyDescriptor, MsgStoreError, PluginError, SegmentStats, StoreError
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
-from msgstore.engine.compact.garbage_collector import judge, numbers_of
+from msgstore.engine.compact import judge, numbers_of
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
-
-DOES = {Compact: "compact", Combine: "combine", Drop: "drop", Migrate: "migrate"}
 
 
 @attrs.frozen
@@ -52,8 +40,8 @@ class PolicyPlan:
 
     name: str
     provider: str
-    summary: str
-    options: str
+    summary: str = ""
+    options: str = ""
     """As a configuration has them; "" for none."""
     steps: tuple[Step, ...] = ()
     passed_over: tuple[str, ...] = ()
@@ -72,8 +60,6 @@ class PolicyInput:
     """Of the format that the store writes."""
     size_limit: int
     """Bytes of a segment by default. A directory does not remember another value."""
-    current: str
-    """The file that new messages would go to, or "" for a new one."""
     not_shown: int
     """Number of segments of the directory that the policies do not see."""
 
@@ -91,25 +77,21 @@ def make_policy_input(directory: Path, catalogue: Catalogue, formats: FormatSet,
             raise StoreError(f"{segment.path}: no store would read it: it was deleted, or its name is no segment's")
         segment.number, segment.sealed_mtime_ns = file.number, file.mtime_ns
     by_number = {segment.number: segment for segment in sorted(segments, key=lambda segment: segment.number)}
-    newest = by_number.get(max((file.number for file in found.values()), default=0))
-    current = newest if newest and can_resume(newest, config.format.name, config.file_size_limit) else None
+    current = by_number.get(max((file.number for file in found.values()), default=0))
+    if current and not can_resume(current, config.format.name, config.file_size_limit):
+        current = None
     if current:
         current.sealed_mtime_ns = None
-    return PolicyInput(
-        [s.stats(current=s is current, size_limit=config.file_size_limit) for s in by_number.values()],
-        by_number,
-        catalogue.format(config.format.name).generation,
-        config.file_size_limit,
-        current.path.name if current else "",
-        len(found) - len(by_number),
-    )
+    stats = [s.stats(current=s is current, size_limit=config.file_size_limit) for s in by_number.values()]
+    generation = catalogue.format(config.format.name).generation
+    return PolicyInput(stats, by_number, generation, config.file_size_limit, len(found) - len(by_number))
 
 
 def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator[PolicyPlan]:
     """Return the plans of every installed policy, with each set of options in the examples of its descriptor."""
     for name in catalogue.names("gc"):
         named = [found for found in catalogue.registrations if found.kind == "gc" and found.descriptor.name == name]
-        plan = PolicyPlan(name, ", ".join(str(found.provider.distribution) for found in named), "", "")
+        plan = PolicyPlan(name, ", ".join(str(found.provider.distribution) for found in named))
         try:
             descriptor = catalogue.gc_policy(name)
         except PluginError as error:
@@ -125,17 +107,17 @@ def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator
                 reason = str(error) if isinstance(error, MsgStoreError) else f"{type(error).__name__}: {error}"
                 yield attrs.evolve(plan, error=reason)
             else:
-                yield _judged(plan, actions, picture, may_drop=may_drop(descriptor))
+                yield _judged(plan, descriptor, actions, picture)
 
 
-def _judged(plan: PolicyPlan, actions: Sequence[object], picture: PolicyInput, *, may_drop: bool) -> PolicyPlan:
+def _judged(plan: PolicyPlan, descriptor: GcPolicyDescriptor, actions: Sequence[object], picture: PolicyInput) -> PolicyPlan:
     by_number = {s.number: s for s in picture.stats}
     empty = [s for s in picture.stats if not (s.live_count or s.current or s.quarantined)]
     steps = [Step("delete", (s.file,), s.size, why="no message in it is alive") for s in empty]
     gone = {s.number for s in empty}
     passed_over = []
-    judged = judge(actions, picture.stats, picture.by_number, picture.generation, may_drop=may_drop)
-    for action, refusal in judged:
+    verdicts = judge(actions, picture.stats, picture.by_number, picture.generation, may_drop=may_drop(descriptor))
+    for action, refusal in verdicts:
         if refusal:
             passed_over.append(f"{action!r}: {refusal}")
         elif refusal is None and isinstance(action, Action) and not gone.issuperset(numbers_of(action)):
@@ -144,8 +126,8 @@ def _judged(plan: PolicyPlan, actions: Sequence[object], picture: PolicyInput, *
 
 
 def _step(action: Action, touched: Sequence[SegmentStats]) -> Step:
-    files, what = tuple(s.file for s in touched), DOES[type(action)]
+    files, size = tuple(s.file for s in touched), sum(s.size for s in touched)
     if isinstance(action, Drop):
-        return Step(what, files, touched[0].size, touched[0].live_count, action.reason)
+        return Step("drop", files, size, touched[0].live_count, action.reason)
     kept = max(s.header_bytes for s in touched) + sum(s.live_bytes for s in touched)
-    return Step(what, files, max(0, sum(s.size for s in touched) - kept))
+    return Step(type(action).__name__.lower(), files, max(0, size - kept))

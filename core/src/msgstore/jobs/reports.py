@@ -1,17 +1,66 @@
-"""Parts of several reports: damage, files that were not read, statistics of a segment."""
+"""Parts of several reports: damage, files of brokers that were not read, statistics of a segment."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from msgstore.contract import Damage
-from msgstore.jobs.not_read import NotRead
 
 SETTINGS_DAMAGED = "settings_damaged"
 """Reason for an unreadable ``msgstore.json``. All record types with assigned bytes are then tried."""
+_BROKER_FILES = (
+    ("queue indexes", "", re.compile(r"\d+\.(?:idx|qi)|journal\.jif")),
+    ("queue stores", "", re.compile(r"\d+\.qs")),
+    ("quorum queues", "quorum", re.compile(r"\d+\.(?:wal|segment)")),
+    ("streams", "stream", re.compile(r"\d+\.(?:index|segment)")),
+)
+"""Kind, name of a directory above its files (none: they are in the directories of queues), and pattern of their names. Small
+messages are in the indexes of version 1, and in the stores of version 2."""
+
+
+@attrs.define
+class NotRead:
+    """Files of one kind below one directory that no tool reads: recognised by name, counted, not opened."""
+
+    path: str
+    """Directory, such as ``.../queues``."""
+    what: str
+    files: int = 0
+    size: int = 0
+    """Bytes."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "not_read", **attrs.asdict(self)}
+
+
+def find_not_read(*tops: Path) -> tuple[NotRead, ...]:
+    """Search trees, and return the findings by path. A directory counts once; one that cannot be listed is ignored."""
+    found: dict[tuple[Path, str], NotRead] = {}
+    listed = {Path(directory): (top, names) for top in reversed(tops) for directory, _, names in os.walk(top)}
+    for directory, (top, names) in listed.items():
+        for what, above, pattern in _BROKER_FILES:
+            theirs = [directory / name for name in names if pattern.fullmatch(name)]
+            roots = [path for path in (directory, *directory.parents) if path.is_relative_to(top) and path.name == above]
+            if not above:
+                roots = [top if directory == top else directory.parent]
+            if theirs and roots:
+                one = found.setdefault((roots[-1], what), NotRead(str(roots[-1]), what))
+                one.files += len(theirs)
+                one.size += sum(map(_size, theirs))
+    return tuple(found[key] for key in sorted(found))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # deleted, or a dangling link
+        return 0
 
 
 @attrs.frozen

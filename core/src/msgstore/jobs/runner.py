@@ -6,54 +6,68 @@ runners give the same rows and the same report.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sized
+from contextlib import AbstractContextManager
+from typing import Any
 
 import attrs
 
 from msgstore.config import structure
 from msgstore.contract import ConfigError
-from msgstore.jobs.diff import DiffJob, DiffReport
-from msgstore.jobs.export import ExportJob, ExportReport
-from msgstore.jobs.importing import ImportJob, ImportReport
-from msgstore.jobs.inventory import InventoryJob, InventoryReport
+from msgstore.jobs.diff import DiffJob, DiffReport, diff
+from msgstore.jobs.export import ExportJob, ExportReport, export
+from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
+from msgstore.jobs.inventory import InventoryJob, InventoryReport, inventory
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
-from msgstore.jobs.salvage import SalvageJob, SalvageReport
-from msgstore.jobs.tasks import Progress
+from msgstore.jobs.salvage import SalvageJob, SalvageReport, salvage
+from msgstore.jobs.tasks import Meter, Progress, Run, pack
 from msgstore.plugins.catalogue import Catalogue
 
 AUTO = "auto"
 
 
-class JobRunner(Protocol):
+class JobRunner:
     """Executes jobs. Each method returns when the job is complete, or raises and leaves nothing behind.
 
-    Each raises StoreError, StoreIOError, ConfigError, PluginError.
+    Each raises StoreError, StoreIOError, ConfigError, PluginError. A subclass says in ``run`` where tasks are executed. It may
+    replace a whole method.
     """
 
     def salvage(self, job: SalvageJob, progress: Progress | None = None) -> SalvageReport:
         """Copy every intact record into a new store. Also executes migrations."""
-        ...
+        with self.run(job.tasks()) as run:
+            return salvage(job, run, Meter(2 * job.size, progress))
 
     def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
         """Find the class of each id by its records and the changes of its count."""
-        ...
+        from msgstore.jobs.classes import reconcile  # pyarrow
+
+        with self.run(pack(job.found.inputs)) as run:
+            return reconcile(job, run, Meter(job.size, progress))
 
     def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:
         """Measure segments, and forecast what collections would free."""
-        ...
+        with self.run(pack(job.found.inputs)) as run:
+            return inventory(job, run, Meter(job.size, progress))
 
     def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
         """Compare the messages of two stores by id and a hash of the body."""
-        ...
+        with self.run(max((pack(found.inputs) for found in (job.found_a, job.found_b)), key=len)) as run:
+            return diff(job, run, Meter(job.size, progress))
 
     def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
         """Write records as Parquet."""
-        ...
+        with self.run(job.tasks()) as run:
+            return export(job, run, Meter(job.size, progress))
 
     def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
         """Make a new store of rows of Parquet or lines of JSON."""
-        ...
+        with self.run(job.shares) as run:
+            return import_messages(job, run, Meter(job.size, progress))
+
+    def run(self, tasks: Sized) -> AbstractContextManager[Run[Any, Any]]:
+        """Return a context with a function that executes ``tasks``."""
+        raise NotImplementedError
 
 
 def choose_runner(catalogue: Catalogue, name: str, size: int, keys: Collection[str] = ()) -> tuple[str, str]:
@@ -64,20 +78,17 @@ def choose_runner(catalogue: Catalogue, name: str, size: int, keys: Collection[s
     """
     if name != AUTO:
         return name, ""
-    pays: dict[str, int] = {}
+    pays: list[tuple[int, str]] = []
     for other in catalogue.names("runner"):
         descriptor = catalogue.job_runner(other)
         if descriptor.min_input_bytes is not None and attrs.fields_dict(descriptor.options).keys() >= set(keys):
-            pays[other] = descriptor.min_input_bytes
+            pays.append((descriptor.min_input_bytes, other))
     if not pays:
         wanted = f" with the options {', '.join(keys)}" if keys else ""
         raise ConfigError(f"--runner auto: no runner{wanted} is installed that says when it pays; name one")
-    chosen = max(
-        (other for other in pays if pays[other] <= size),
-        key=lambda other: (pays[other], other),
-        default=min(pays, key=pays.__getitem__),
-    )
-    others = [f"{other} pays from {pays[other]:,} on" for other in sorted(pays, key=pays.__getitem__) if pays[other]]
+    pays.sort()
+    _, chosen = max((pair for pair in pays if pair[0] <= size), default=pays[0])
+    others = [f"{other} pays from {least:,} on" for least, other in pays if least]
     return chosen, "; ".join([f"{size:,} bytes to read", *others]) if len(pays) > 1 else ""
 
 

@@ -17,21 +17,13 @@ from typing import Any
 
 import attrs
 
-from msgstore.contract import (
-    Buffer,
-    Columns,
-    ConfigError,
-    Damage,
-    PluginError,
-    RecordError,
-    StoreError,
-    StoreIOError,
-)
+from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.files import Files
 from msgstore.jobs.counts import named_counts, sums_of
 from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, batches
+from msgstore.jobs.output.staging_directory import errors
 from msgstore.jobs.reading.chains import INVALID_BODY
 from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
 from msgstore.jobs.reports import Findings, sums
@@ -98,66 +90,38 @@ def plan_salvage(
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError, PluginError.
     """
     found = find_offline(catalogue, sources, records, destination=destination)
-    bound = _bindings(found, format) if record is None else {}
-    if record is not None and record != OWN_RECORD:
-        theirs = dict(pair for item in found.inputs for pair in item.records)
-        byte = theirs[record] if record in theirs else assigned_byte(catalogue, format, record, "salvage")
-        bound = {record: byte}
-    catalogue.index(index)
-    codec = body or _codec(found)
-    target = Target(str(destination), index, format, record or OWN_RECORD, codec, tuple(bound.items()))
-    if record is None:
-        target = _writing_on(target, catalogue, found)
-    max_body = backends_of(target, catalogue).write_format.format.max_body
-    if check_body is not None:
-        catalogue.body_codec(check_body)
-    return SalvageJob(
-        tuple(map(str, sources)),
-        found,
-        target,
-        max_body,
-        record is None,
-        check_body,
-        named_counts(counts),
-        complete,
-    )
-
-
-def _bindings(found: Found, form: str) -> dict[str, int]:
-    """Return the record types that the sources bind. Raises ConfigError if two bindings contradict each other."""
-    bound = sorted({pair for item in found.inputs if item.format == form for pair in item.records})
-    names, types = zip(*bound, strict=True) if bound else ((), ())
-    if len(set(names)) < len(bound) or len(set(types)) < len(bound):
+    bound = sorted({pair for item in found.inputs if item.format == format for pair in item.records})
+    if record is not None:  # no format assigns the byte of a third party's type: it has the byte that it has there
+        byte = None if record == OWN_RECORD else dict(bound).get(record) or assigned_byte(catalogue, format, record, "salvage")
+        bound = [] if byte is None else [(record, byte)]
+    elif len(dict(bound)) < len(bound) or len({byte for _, byte in bound}) < len(bound):
         raise ConfigError(
             f"the sources bind record types in different ways: {', '.join(f'{name}={byte}' for name, byte in bound)}; one "
             "store cannot hold both. Name a record type that all are encoded as (--record), or salvage them one by one"
         )
-    return dict(bound)
-
-
-def _writing_on(target: Target, catalogue: Catalogue, found: Found) -> Target:
-    """Return the target with the record type of new messages in the sources, if they agree and its format has it."""
-    if len(found.record_types) == 1 and not found.unknown:
-        wanted = attrs.evolve(target, record=found.record_types[0])
-        with suppress(ConfigError, PluginError):
-            backends_of(wanted, catalogue)
-            return wanted
-    return target
-
-
-def _codec(found: Found) -> str:
     codecs = list(found.codecs or ("raw",))
     if found.unknown and codecs != ["raw"]:
         codecs.append(f"unknown ({found.unknown[0]})")
-    if len(codecs) > 1:
+    if len(codecs) > 1 and not body:
         raise ConfigError(
             f"the sources remember different body codecs: {', '.join(codecs)}; bodies are copied as they are stored. Salvage "
             "them one by one, or name the codec that fits all (--body)"
         )
-    return codecs[0]
+    catalogue.index(index)
+    target = Target(str(destination), index, format, record or OWN_RECORD, body or codecs[0], tuple(bound))
+    if record is None and len(found.record_types) == 1 and not found.unknown:
+        with suppress(ConfigError, PluginError):  # the sources agree on the type of new messages, and the format has it
+            wanted = attrs.evolve(target, record=found.record_types[0])
+            backends_of(wanted, catalogue)
+            target = wanted
+    max_body = backends_of(target, catalogue).write_format.format.max_body
+    if check_body is not None:
+        catalogue.body_codec(check_body)
+    given = tuple(map(str, sources))
+    return SalvageJob(given, found, target, max_body, record is None, check_body, named_counts(counts), complete)
 
 
-# -- one segment --------------------------------------------------------------------------------------------------------------
+# -- tasks --------------------------------------------------------------------------------------------------------------------
 
 
 def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
@@ -165,27 +129,26 @@ def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
     is_valid = body_check(job.check_body)
 
     def read(form: OpenFormat, data: Buffer) -> IntactRecords:
-        def judge(msg_id: bytes, record: bytes) -> str | None:
-            """Return why a record cannot be copied; None if it can."""
-            if is_valid is None and len(record) <= job.max_body:
-                return None
-            try:
-                body = form.format.decode(msg_id, record)
-            except RecordError as error:
-                return error.reason
-            if len(body) > job.max_body:
-                return TOO_LARGE
-            return INVALID_BODY if is_valid is not None and not is_valid(msg_id, body) else None
-
-        found = None if is_valid else intact_records(form, data)
-        if found is None or max(found.records.sizes, default=0) > job.max_body:
+        judge = partial(_judge, form, job.max_body, is_valid)
+        found = intact_records(form, data, judge if is_valid else None)
+        if not is_valid and max(found.records.sizes, default=0) > job.max_body:
             found = intact_records(form, data, judge)
         return attrs.evolve(found, crc32=checksum(data, len(data)))
 
     return read_intact(item, read)
 
 
-# -- one task -----------------------------------------------------------------------------------------------------------------
+def _judge(form: OpenFormat, max_body: int, is_valid: CheckBody | None, msg_id: bytes, record: bytes) -> str | None:
+    """Return why a record cannot be copied; None if it can."""
+    if is_valid is None and len(record) <= max_body:
+        return None
+    try:
+        body = form.format.decode(msg_id, record)
+    except RecordError as error:
+        return error.reason
+    if len(body) > max_body:
+        return TOO_LARGE
+    return INVALID_BODY if is_valid is not None and not is_valid(msg_id, body) else None
 
 
 @attrs.frozen
@@ -206,25 +169,19 @@ def copy(numbered: tuple[int, Iterable[Selection]], job: SalvageJob, staging: st
     task, picks = numbered
     with PartWriter(job.target, staging, task) as part:
         for pick in picks:
-            if not len(pick.records):
-                continue
-            form = open_input(pick.item)
-            try:
-                with Files().view(Path(pick.item.path)) as data:
-                    _copy_records(part, pick, form, data, job)
-            except OSError as error:
-                what = f"{pick.item.path}: cannot be read any more: {error.strerror or error}"
-                raise StoreIOError(f"{what}. Mend the cause (permissions, the disk) and run the job again.") from error
-            except RecordError as error:
-                raise _changed(pick, f"a record of it is not what it was ({error})") from error
+            if len(pick.records):
+                with errors(Path(pick.item.path)), Files().view(Path(pick.item.path)) as data:
+                    _copy_records(part, pick, data, job)
         return part.finish()
 
 
-def _copy_records(part: PartWriter, pick: Selection, form: OpenFormat, data: Buffer, job: SalvageJob) -> None:
+def _copy_records(part: PartWriter, pick: Selection, data: Buffer, job: SalvageJob) -> None:
     if checksum(data, len(data)) != pick.crc32:
-        raise _changed(pick, "its bytes are others")
+        raise StoreError(
+            f"{pick.item.path}: changed while it was copied. Stop the program that writes there, and run the job again."
+        )
+    form, ids, columns = open_input(pick.item), pick.records.id_list(), pick.records
     verbatim = job.as_they_are and form.verbatim and form.name == job.target.format
-    ids, columns = pick.records.id_list(), pick.records
     for begin, end in batches(columns.sizes):
         places = zip(columns.offsets[begin:end], columns.sizes[begin:end], strict=True)
         records = [data[offset : offset + size] for offset, size in places]
@@ -234,15 +191,7 @@ def _copy_records(part: PartWriter, pick: Selection, form: OpenFormat, data: Buf
             part.add(ids[begin:end], list(map(form.format.decode, ids[begin:end], records)))
 
 
-def _changed(pick: Selection, what: str) -> StoreError:
-    return StoreError(
-        f"{pick.item.path}: changed while it was copied: {what}. Stop the program that writes there, and run the job again."
-    )
-
-
 # -- the report ---------------------------------------------------------------------------------------------------------------
-
-_BYTES = ("size", "header", "good", "duplicates", "dead", "holes", "damaged")
 
 
 @attrs.define
@@ -307,7 +256,7 @@ class SalvageReport(Findings):
             messages=self.messages,
             recovered=self.recovered,
             missing=self.missing,
-            **sums(self.inputs, *_BYTES),
+            **sums(self.inputs, "size", "header", "good", "duplicates", "dead", "holes", "damaged"),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -20,8 +20,6 @@ Run = Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]
 Task = tuple[SegmentInput, ...]
 TASK_SIZE = 64 * 2**20
 """Bytes. With smaller tasks their fixed cost counts; with much larger ones, one worker is busy at the end of a job."""
-_MIN_SCANS = 32
-"""Number of tasks that keeps the processors of a machine busy to the end."""
 
 
 def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
@@ -35,11 +33,6 @@ def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
         tasks[-1].append(found)
         room -= found.size
     return [tuple(task) for task in tasks]
-
-
-def pack_scans(inputs: Collection[SegmentInput]) -> list[Task]:
-    """Return up to four times larger tasks, for work without bodies: at TASK_SIZE, their fixed cost would count."""
-    return pack(inputs, min(max(TASK_SIZE, sum(found.size for found in inputs) // _MIN_SCANS), 4 * TASK_SIZE))
 
 
 @attrs.define

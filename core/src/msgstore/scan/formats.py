@@ -8,8 +8,8 @@ would truncate live messages.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from operator import add, ge
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -19,7 +19,6 @@ import attrs
 from msgstore.config import refuse_unknown, structure
 from msgstore.contract import (
     BoundRecord,
-    BrokenPlugin,
     Buffer,
     Capability,
     CheckBody,
@@ -38,7 +37,6 @@ from msgstore.contract import (
 from msgstore.contract.formats import EndState
 from msgstore.directory import Settings, unread_segments
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.plugins.loader import Provider
 
 OWN_RECORD = "message"
 """Name of the record type that every format with TYPED_RECORDS defines, and binds to its byte itself."""
@@ -49,6 +47,8 @@ THIRD_PARTY_BYTES = range(128, 256)
 class OpenFormat:
     """A format instance with the facts of its descriptor."""
 
+    catalogue: Catalogue
+    """The catalogue that has the descriptor."""
     descriptor: SegmentFormatDescriptor
     format: SegmentFormat
     type_names: Mapping[int, str] = attrs.field(factory=dict)
@@ -58,8 +58,6 @@ class OpenFormat:
     framed: frozenset[int] = frozenset()
     """Type bytes of records that have the same number of bytes before and after every body. 0 stands for a format without
     types."""
-    provider: Provider | None = None
-    """The distribution that provides the format."""
 
     @property
     def name(self) -> str:
@@ -87,24 +85,9 @@ class OpenFormat:
         with self.attribute_errors("scan"):
             return scan_checked(self.format, data, start, check_body)
 
-    @contextmanager
-    def attribute_errors(self, call: str) -> Iterator[None]:
+    def attribute_errors(self, call: str) -> AbstractContextManager[None]:
         """Convert exceptions of a call of the format to BrokenPlugin, which names the plugin and its distribution."""
-        try:
-            yield
-        except MemoryError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise BrokenPlugin(failure_message("segment format", self.name, self.provider, call, error)) from error
-
-
-def failure_message(noun: str, name: str, provider: Provider | None, call: str, error: BaseException) -> str:
-    """Return a sentence with the failed plugin and method, followed by what to do."""
-    source, install = (f" of {provider}", provider.distribution) if provider else ("", "the distribution that provides it")
-    return (
-        f"the {noun} {name!r}{source} failed in {call}: {type(error).__name__}: {error}. Report it to its authors, or try: "
-        f"pip install --upgrade {install}"
-    )
+        return self.catalogue.attribute_errors(self.descriptor, f"failed in {call}", passing=MemoryError)
 
 
 class FormatSet:
@@ -180,7 +163,7 @@ class FormatSet:
         made = self.catalogue.make(descriptor, FormatContext(options, tuple(bound), self._record if is_written else OWN_RECORD))
         names = {byte: record.name for byte, record in types.items()}
         with_fields = {record.byte: record for record in bound if record.fields}
-        return OpenFormat(descriptor, made, names, with_fields, frozenset(framed), self.catalogue.provider(descriptor))
+        return OpenFormat(self.catalogue, descriptor, made, names, with_fields, frozenset(framed))
 
 
 # -- bindings of record types to type bytes, as a configuration states them ------------------------------------------------

@@ -8,8 +8,7 @@ from itertools import chain, repeat
 
 from msgstore.contract import Buffer, CheckBody, FormatContext, GapFill, RecordError, SegmentScan
 from msgstore.locations import LIMIT
-from msgstore_format_v1.grammar import BODY_AT, END_MARK, HEAD, LEAST_SIZE, OVERHEAD, UNCOUNTED
-from msgstore_format_v1.scan import scan_segment
+from msgstore_format_v1.scan import BODY_AT, END_MARK, HEAD, LEAST_SIZE, OVERHEAD, UNCOUNTED, scan_segment
 
 _read_head = HEAD.unpack_from
 

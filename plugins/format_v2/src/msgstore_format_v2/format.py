@@ -1,8 +1,9 @@
-"""Implementation of ``msgstore.contract.SegmentFormat``, which documents the methods."""
+"""Implementation of ``msgstore.contract.CompactableFormat``, which documents the methods."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgstore.contract import (
     BoundRecord,
@@ -16,9 +17,9 @@ from msgstore.contract import (
     RecordType,
     SegmentScan,
 )
-from msgstore_format_v2 import chains, gaps
 from msgstore_format_v2.grammar import (
     HEADER,
+    HEADER_SIZE,
     HOLE,
     HOLE_SIZE,
     MAX_RECORD,
@@ -26,6 +27,9 @@ from msgstore_format_v2.grammar import (
     MESSAGE_WITH_CHECKSUM,
     RECORD_HEAD,
     RECORD_SIZE,
+    SMALL_HOLE,
+    hole_head,
+    measure,
 )
 from msgstore_format_v2.message import MessageRecord
 from msgstore_format_v2.scan import scan_segment
@@ -33,6 +37,8 @@ from msgstore_format_v2.scan import scan_segment
 _ASSIGNED = {MESSAGE, MESSAGE_WITH_CHECKSUM}
 """Type bytes of messages that the format's specification assigns; it reserves 0-127."""
 _THIRD_PARTIES = range(128, 256)
+_SECTOR = 512
+"""Bytes that a disk writes atomically, at least."""
 
 _ID, _BODY = slice(HOLE_SIZE, RECORD_SIZE), slice(RECORD_SIZE, None)
 """Slices of a MESSAGE record; the id follows type and size. Constants, because every read uses them."""
@@ -87,13 +93,54 @@ class SegmentFormatV2:
         return scan_segment(data, start, self._types, self._smallest, check_body)
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
-        return chains.find_chain(data, start, length, self._types, self._smallest)
+        """Return the offset of a chain that begins with the record of a message: bytes that look like a hole by chance would
+        hide real records. The search is linear, because each candidate costs at most ``length`` steps."""
+        total = len(data)
+        # A size that fits into the file has a small first byte: this test alone excludes nearly every byte of a body.
+        kinds, first_size_byte = re.escape(bytes(self._types)), re.escape(bytes([min(total >> 24, 255)]))
+        candidates = re.compile(b"[%b](?=[\\x00-%b])" % (kinds, first_size_byte), re.DOTALL)
+        known = {SMALL_HOLE, *self._smallest}
+        for match in candidates.finditer(data, max(start, HEADER_SIZE)):
+            offset = match.start()
+            end = offset + int.from_bytes(data[offset + 1 : offset + HOLE_SIZE], "big")
+            # The type byte of the next record excludes most candidates at a lower cost than the walk.
+            if end <= total and (end == total or data[end] in known) and _is_chain(data, offset, length, self._smallest):
+                return offset
+        return None
 
     def gap_room(self, offset: int, size: int) -> int:
-        return gaps.gap_room(offset, size)
+        """Return ``size``, or 0 if no record fits or the gap's first five bytes span two sectors and could be torn."""
+        straddles = offset % _SECTOR > _SECTOR - HOLE_SIZE
+        return 0 if straddles or size < RECORD_SIZE else size
 
     def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:
-        return gaps.fill_gap(offset, size, records)
+        """Return the writes that put ``records`` into the gap; none if there are no records.
+
+        First the gap becomes one HOLE, and a scan skips its inside. Then everything but the type and size of the first record
+        is written. Those five bytes come last: they replace the HOLE with the records and a smaller hole. All writes together
+        have at most 10 bytes more than the records.
+        """
+        if not records:
+            return GapFill()
+        run = b"".join(records)
+        room = self.gap_room(offset, size)
+        if len(run) > room:
+            raise ValueError(f"the gap of {size} bytes at {offset} has room for {room} bytes of records, not for {len(run)}")
+        inside = run[HOLE_SIZE:] + hole_head(size - len(run))
+        return GapFill([(offset, hole_head(size))], [(offset + HOLE_SIZE, inside)], [(offset, run[:HOLE_SIZE])])
+
+
+def _is_chain(data: Buffer, offset: int, length: int, smallest: Mapping[int, int]) -> bool:
+    total, after_hole = len(data), False
+    for _ in range(length):
+        size = measure(data, offset, after_hole, smallest)
+        if isinstance(size, str):
+            return False
+        after_hole = data[offset] <= HOLE
+        offset += size
+        if offset == total:
+            return True
+    return True
 
 
 def _types_by_byte(bound: Iterable[BoundRecord]) -> dict[int, RecordType]:

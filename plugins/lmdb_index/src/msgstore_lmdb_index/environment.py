@@ -22,11 +22,12 @@ from msgstore_lmdb_index.contents import (
     LAYOUT_KEY,
     MAX_READERS,
     Contents,
+    DamagedError,
+    ErrorTranslator,
     check_exists,
     refuse_links,
     short_switch_interval,
 )
-from msgstore_lmdb_index.errors import DamagedError, ErrorTranslator
 
 _MINIMUM_MAP = 2**20
 _MAP_STEP = 2**16
@@ -47,8 +48,6 @@ class Environment:
     has_failed: bool
     """True if a transaction has failed: the environment must be reopened before the next one."""
 
-    reopened = 0
-    """Number of reopenings. Each may change the contents of the snapshot."""
     _get: Callable[[bytes, bytes], bytes]
 
     def __init__(self, path: Path, *, map_size: int, sync: bool, read_only: bool) -> None:
@@ -114,7 +113,6 @@ class Environment:
             reason = getattr(error, "strerror", None) or error
             what = f"the index could not be reopened after a failed write: {reason}"
             raise OSError(getattr(error, "errno", None) or errno.EBUSY, what, str(self._path)) from error
-        self.reopened += 1
 
     def _reopen_and_read(self, key: bytes, default: bytes) -> bytes:
         self._reopen()

@@ -7,15 +7,14 @@ import logging
 import os
 import struct
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
 from msgstore.contract import RESCUED_KEY, IndexContext, ReleaseResult
 from msgstore_lmdb_index import rescue, unsynced
+from msgstore_lmdb_index.contents import DamagedError, ErrorTranslator
 from msgstore_lmdb_index.environment import Environment
-from msgstore_lmdb_index.errors import DamagedError, ErrorTranslator
-from msgstore_lmdb_index.layers import Layer, ReadSlot, count_gained, merge, recount
+from msgstore_lmdb_index.layers import Layer, ReadSlot, merge
 from msgstore_lmdb_index.live import LiveEnvironment
 
 _log = logging.getLogger("msgstore.index")
@@ -56,7 +55,6 @@ class LmdbIndex:
         self._environment: Environment | LiveEnvironment | None = None
         self._state: dict[bytes, bytes] | None = None  # as loaded
         self._has_committed = False  # True if LMDB has a commit
-        self._reopened = 0  # value of Environment.reopened at the last recount
         self._has_rescued = False  # True if there is a file of rescued counts
         self._commit_lock = threading.Lock()
         """Held while a transaction is written. Taken before the layers lock."""
@@ -74,7 +72,7 @@ class LmdbIndex:
     def _set_layers(self, *layers: Layer) -> None:
         """Replace the layers; newest first. Caller holds the layers lock, or is the only thread."""
         self._layers = layers
-        self._newest, self._slots = layers[0], layers[0].slots
+        self._slots = layers[0].slots
         # One tuple, replaced in one step: a lookup without the lock always has layers that belong together.
         self._view = tuple(layer.slots for layer in layers), self._stored()[1]
 
@@ -177,11 +175,11 @@ class LmdbIndex:
         self._reset()
 
     def __len__(self) -> int:
-        """Return the number of entries. Looks up each id entered since the last commit once; otherwise takes constant time."""
+        """Return the number of entries. Looks up each id that was changed since the last commit."""
         with self._layers_lock:
-            self._recount()
             stored, read = self._stored()
-            return stored + count_gained(self._layers, read)
+            changes = merge(self._layers).slots
+            return stored + sum((slot != 0) - bool(read(msg_id)) for msg_id, slot in changes.items())
 
     def _slot(self, msg_id: bytes) -> int:
         layers, read = self._view
@@ -214,7 +212,7 @@ class LmdbIndex:
             slots = [location << _COUNT_BITS | 1 for location in locations]
         else:
             slots = [location << _COUNT_BITS | count for location, count in zip(locations, references, strict=True)]
-        self._newest.enter(ids, slots)
+        self._slots.update(dict(zip(ids, slots, strict=True)))  # nothing is changed if the lengths differ
 
     def add_reference(self, msg_id: bytes) -> bool:
         slot = self._slot(msg_id)
@@ -223,30 +221,20 @@ class LmdbIndex:
         return slot != 0
 
     def release(self, ids: Sequence[bytes]) -> ReleaseResult:
+        slots = dict(zip(ids, map(self._slot, ids), strict=True))  # if LMDB raises, nothing is released
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
-        newest, find = self._slots, self._slot
-        msg_id = b""
-        try:
-            for msg_id in ids:
-                slot = find(msg_id)
-                if not slot:
-                    missing.append(msg_id)
-                elif slot & _COUNT > 1:
-                    newest[msg_id] = slot - 1
-                else:
-                    newest[msg_id] = 0
-                    freed.append((msg_id, slot >> _COUNT_BITS))
-        except BaseException:  # LMDB raises only at the first lookup of an id, so all earlier ids were released
-            self._undo_release(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed))
-            raise
-        self._newest.gained -= len(freed)
+        for msg_id in ids:
+            slot = slots[msg_id]
+            if not slot:
+                missing.append(msg_id)
+            elif slot & _COUNT > 1:
+                slots[msg_id] = slot - 1
+            else:
+                slots[msg_id] = 0
+                freed.append((msg_id, slot >> _COUNT_BITS))
+        self._slots.update(slots)
         return ReleaseResult(freed, missing)
-
-    def _undo_release(self, released: Mapping[bytes, int], freed: Mapping[bytes, int]) -> None:
-        """Add the released references again. ``freed`` has the locations of the ids that lost their last reference."""
-        for msg_id, count in released.items():
-            self._slots[msg_id] = (self._slots[msg_id] or freed[msg_id] << _COUNT_BITS) + count
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
         moved = 0
@@ -262,7 +250,7 @@ class LmdbIndex:
 
         Takes constant time, unless an earlier frozen layer was not taken by a commit: the changes are then copied into it.
         """
-        newest = self._newest
+        newest = self._layers[0]
         if self._environment is None or self._context.read_only or not (newest or state):
             return
         for key in state:
@@ -315,30 +303,18 @@ class LmdbIndex:
         if not self._context.sync:
             self._mark.set()
         if environment.has_failed:
-            self._reopen(environment)
+            with self._layers_lock:
+                environment.reopen()
         try:
             environment.write(puts, deletes, state, drop_entries=cleared, drop_state=cleared or whole is not None)
         except OSError:
-            with contextlib.suppress(OSError):  # the next commit tries again
-                self._reopen(environment)
+            with self._layers_lock, contextlib.suppress(OSError):  # the next commit tries again
+                environment.reopen()
             raise
         self._has_committed = True
         if state and self._has_rescued:  # the first non-empty state ends a rebuild
             self._context.files.unlink(self._rescued)
             self._has_rescued = False
-
-    def _reopen(self, environment: Environment) -> None:
-        """Reopen the environment after a failed transaction, and recount. Takes the layers lock."""
-        with self._layers_lock:
-            environment.reopen()
-            self._recount()
-
-    def _recount(self) -> None:
-        """Recount the frozen layers if a failed transaction may have stored them. Caller holds the layers lock."""
-        reopened = self._environment.reopened if isinstance(self._environment, Environment) else 0
-        if reopened != self._reopened:
-            recount(self._layers[1:], self._stored()[1])
-            self._reopened = reopened
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         """Commit with ``state`` as the whole state unless it is None, then release all resources.

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-from msgstore_lmdb_index.contents import DATA, LOCK, Contents, check_exists, refuse_links
-from msgstore_lmdb_index.errors import ErrorTranslator
+from msgstore_lmdb_index.contents import DATA, LOCK, Contents, ErrorTranslator, check_exists, refuse_links
 
 if TYPE_CHECKING:
     from msgstore_lmdb_index.contents import Transaction

@@ -17,8 +17,7 @@ from pathlib import Path
 from lmdb.verify import VerifyError, verify
 
 from msgstore.contract import FileOperations
-from msgstore_lmdb_index.contents import DATA
-from msgstore_lmdb_index.errors import ErrorTranslator
+from msgstore_lmdb_index.contents import DATA, ErrorTranslator
 
 MARK = "unsynced"
 UNKNOWN = b"unknown"

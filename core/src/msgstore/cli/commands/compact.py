@@ -19,7 +19,7 @@ from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.store import Store
 from msgstore.files import Files
-from msgstore.jobs.output.staging_directory import check_destination, working_directory
+from msgstore.jobs.output.staging_directory import StagingDirectory, check_destination
 from msgstore.jobs.reports import SpanReport, sums
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import scan_file
@@ -146,7 +146,7 @@ def _copy(
             check_destination(destination, [target.path])
             # Next to the destination, where every worker of a runner can read the counts.
             neighbour = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
-            counts = stack.enter_context(working_directory(Files(), neighbour)) / "counts.csv"
+            counts = Path(stack.enter_context(StagingDirectory.claim(neighbour)).path, "counts.csv")
             _write_counts(target, counts)
         job = plan_salvage(
             target.catalogue,

@@ -76,7 +76,7 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
             if target is not None:
                 data.add(report, live)
             if target is None or out.as_json:
-                drawings.append(draw(report, live))
+                drawings.append(_draw(report, live))
                 out.emit(drawings[-1])
     if target is not None:
         size = write_page(target, data.as_json(time.time()))
@@ -90,14 +90,12 @@ def map_(paths: tuple[Path, ...], refcounts_file: Path | None, page: Path | None
     out.finish(damaged=damaged, not_read=found.not_read)
 
 
-def draw(report: SegmentReport, live: LiveReferences | None) -> dict[str, Any]:
+def _draw(report: SegmentReport, live: LiveReferences | None) -> dict[str, Any]:
     """Return the object of one segment: consecutive spans, neighbours of one kind merged."""
-    merged: list[dict[str, Any]] = []
-    for span in spans(report, live):
-        if merged and merged[-1]["kind"] == span.kind:
-            merged[-1]["size"] += span.size
-        else:
-            merged.append({"kind": span.kind, "offset": span.offset, "size": span.size})
+    runs = (list(run) for _, run in groupby(spans(report, live), key=lambda span: span.kind))
+    merged: list[dict[str, Any]] = [
+        {"kind": run[0].kind, "offset": run[0].offset, "size": sum(span.size for span in run)} for run in runs
+    ]
     live_bytes = None if live is None else sum(span["size"] for span in merged if span["kind"] == "live")
     return {
         "path": str(report.path),

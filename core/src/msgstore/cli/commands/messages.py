@@ -45,23 +45,21 @@ def ls(store: options.StoreArgument, fields: bool, out: output.Output) -> None:
             described, body_sha256 = Described(None), None
             try:
                 record = opened.record(entry)
+                described, body_sha256 = describe(record), hashlib.sha256(record.body).hexdigest()
             except MessageNotFound:  # removed meanwhile by another process
                 continue
             except CorruptRecord as error:
                 output.note(str(error))
                 damaged = True
-            else:
-                described, body_sha256 = describe(record), hashlib.sha256(record.body).hexdigest()
-            place = (entry.msg_id.hex(), entry.number, entry.offset, entry.size, entry.references)
+            place = {"id": entry.msg_id.hex(), "file": entry.number, "offset": entry.offset, "size": entry.size}
+            place["refs"] = entry.references
             if out.as_json:
-                values = dict(zip(("id", "file", "offset", "size", "refs"), place, strict=True))
-                line({**values, **described.as_json(), "body_sha256": body_sha256})
+                line({**place, **described.as_json(), "body_sha256": body_sha256})
                 continue
             text = "damaged" if body_sha256 is None else body_sha256[:digits]
             if fields and body_sha256 is not None:
-                shown = (f"{name}={value}" for name, value in described.as_text().items())
-                text = " ".join([described.record or "-", *shown])
-            line(_ROW.format(*place, text))
+                text = " ".join([described.record or "-", *(f"{name}={value}" for name, value in described.as_text().items())])
+            line(_ROW.format(*place.values(), text))
     if stats.quarantined and not stats.recovery.damaged:
         output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} earlier. 'msgstore verify' lists it.")
     out.finish(damaged=damaged)
@@ -84,25 +82,18 @@ def get(store: options.StoreArgument, msg_id: bytes, fields: bool, out: output.O
     """
     target = store.find()
     with target.open("r") as opened, opened.client() as client:
-        body = client.read(msg_id)
-        references = opened.references(msg_id)
+        body, references = client.read(msg_id), opened.references(msg_id)
         entry = opened.entry(msg_id) if fields or out.as_json else None
         described = describe(opened.record(entry)) if entry else Described(None)
     if out.as_json:
-        out.emit(
-            {
-                "id": msg_id.hex(),
-                "size": len(body),
-                "refs": references,
-                **described.as_json(),
-                "as_stored": isinstance(body, StoredBody) or target.config.body.name == "raw",
-                "body_sha256": hashlib.sha256(body).hexdigest(),
-                "body_base64": base64.b64encode(body).decode(),
-            }
-        )
+        as_stored = isinstance(body, StoredBody) or target.config.body.name == "raw"
+        members = {"as_stored": as_stored, "body_sha256": hashlib.sha256(body).hexdigest()}
+        members["body_base64"] = base64.b64encode(body).decode()
+        out.emit({"id": msg_id.hex(), "size": len(body), "refs": references, **described.as_json(), **members})
     elif fields:
         shown = {"record": described.record or "-", **described.as_text(), "size": output.size(len(body)), "refs": references}
-        out.print(output.facts(None, ((name, str(value)) for name, value in shown.items())))
+        for name, value in shown.items():  # not as a table: it would wrap long values
+            click.echo(f"{name:<{max(map(len, shown))}}  {value}")
     else:
         sys.stdout.buffer.write(body)
         sys.stdout.buffer.flush()
@@ -149,15 +140,14 @@ def rm(store: options.StoreArgument, ids: tuple[bytes, ...], out: output.Output)
     Examples:
       msgstore rm data/orders 00112233445566778899aabbccddeeff
     """
-    absent: Counter[bytes] = Counter()
-    failure: MessageNotFound | None = None
+    failure = None
     with store.find().open("rw") as opened, opened.client() as client:
         try:
             client.remove(ids)
         except MessageNotFound as error:
-            absent.update(error.ids)
             failure = error
         left = {msg_id: opened.references(msg_id) for msg_id in ids}
+    absent = Counter(failure.ids if failure else ())
     for msg_id, given in Counter(ids).items():
         removed = given - absent[msg_id]
         out.emit({"id": msg_id.hex(), "removed": removed, "absent": absent[msg_id] > 0, "refs": left[msg_id]})

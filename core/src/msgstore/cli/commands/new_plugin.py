@@ -6,9 +6,8 @@ import contextlib
 import importlib.util
 import keyword
 import re
-import secrets
-import shutil
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata, resources
@@ -25,7 +24,6 @@ from msgstore.plugins.catalogue import load_catalogue
 from msgstore.plugins.loader import RESERVED_EXTENSIONS
 
 _SKELETONS = resources.files("msgstore.cli") / "skeletons"
-_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _STORE_EXTENSIONS = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
 """Extensions of files in stores or next to them, whether or not a plugin reads them."""
 _MAX_NAME = 40
@@ -49,45 +47,45 @@ def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
       msgstore new-plugin record-type acme-audit
       msgstore new-plugin index acme-sqlite --into plugins
     """
-    for error in _name_errors(kind, name):
+    # The differences of the kind: its noun, the module ``part`` with the implementation, texts of the README, and the kind of
+    # the backend in the ``catalogue``, unless it cannot be selected.
+    words = tomllib.loads((_SKELETONS / kind / "skeleton.toml").read_text(encoding="utf-8"))
+    for error in _name_errors(kind, name, words):
         raise click.BadParameter(error)
     target = into / name
-    files = render(kind, name)
-    _write(target, files)
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target}: already exists. Choose another name, or another directory with --into.")
+    if not into.is_dir():
+        raise ConfigError(f"{into}: there is no such directory. Create it first.")
+    files = _render(kind, name, words)
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=into) as temporary:
+        for path, text in files.items():
+            file = Path(temporary, name, path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8", newline="\n")
+        Path(temporary, name).rename(target)
     out.emit({"kind": kind, "name": name, "path": str(target), "files": list(files)})
-    for file in files:
-        out.print(str(target / file), soft_wrap=True)
+    for path in files:
+        out.print(str(target / path), soft_wrap=True)
     if not out.as_json:
         output.note(f"next: cd {target} && pip install -e '.[test]' && pytest. README.md lists further steps.")
 
 
-def _skeleton(kind: str) -> dict[str, Any]:
-    """Return the differences of a kind of plugins: its noun, the module ``part`` with the implementation, texts of the README,
-    and the kind of the backend in the ``catalogue``, unless it cannot be selected."""
-    return tomllib.loads((_SKELETONS / kind / "skeleton.toml").read_text(encoding="utf-8"))
-
-
-def render(kind: str, name: str) -> dict[str, str]:
+def _render(kind: str, name: str, words: dict[str, Any]) -> dict[str, str]:
     """Return path below the plugin's directory to text."""
-    template, module = _skeleton(kind), name.replace("-", "_")
-    words = {
-        **template,
-        "name": name,
-        "module": module,
-        "contract": str(CONTRACT_VERSION),
-        "versions": _versions(msgstore.__version__),
-        "use": Template(template["use"]).substitute(name=name),
-    }
+    module = name.replace("-", "_")
     sources = {
         "README.md": "common/README.md",
         "pyproject.toml": "common/pyproject.toml",
         f"src/{module}/__init__.py": "common/__init__.py",
         f"src/{module}/plugin.py": f"{kind}/plugin.py",
-        f"src/{module}/{template['part']}.py": f"{kind}/{template['part']}.py",
+        f"src/{module}/{words['part']}.py": f"{kind}/{words['part']}.py",
         f"tests/test_{module}.py": f"{kind}/test.py",
     }
+    own = {"name": name, "module": module, "contract": str(CONTRACT_VERSION), "versions": _versions(msgstore.__version__)}
+    own["use"] = Template(words["use"]).substitute(name=name)
     texts = {path: (_SKELETONS / f"{source}.tmpl").read_text(encoding="utf-8") for path, source in sources.items()}
-    return {path: Template(text).substitute(words) for path, text in texts.items()}
+    return {path: Template(text).substitute(words | own) for path, text in texts.items()}
 
 
 def _versions(version: str) -> str:
@@ -96,13 +94,13 @@ def _versions(version: str) -> str:
     return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"
 
 
-def _name_errors(kind: str, name: str) -> Iterator[str]:
+def _name_errors(kind: str, name: str, words: dict[str, Any]) -> Iterator[str]:
     """Yield why a name is invalid, taken, or would hide something that is installed."""
-    module, own = name.replace("-", "_"), _skeleton(kind)
-    if _NAME.fullmatch(name) is None or len(name) > _MAX_NAME:
+    module = name.replace("-", "_")
+    if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) is None or len(name) > _MAX_NAME:
         yield (
             f"{name!r} is not a name: use words of lower-case letters and digits, joined by '-', a letter first, at most "
-            f"{_MAX_NAME} characters, such as acme-{own['part']}"
+            f"{_MAX_NAME} characters, such as acme-{words['part']}"
         )
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("msgstore", "src", "test", "tests"):
         yield f"{name!r} cannot be the name of a package: {module!r} is a name of Python or of msgstore"
@@ -112,28 +110,10 @@ def _name_errors(kind: str, name: str) -> Iterator[str]:
         others = f"those of the format {owner!r}" if owner else "other files of stores"
         yield f"the files of a format {name!r} would end in {extension}, as {others} do. Choose another name."
     for found in catalogue.registrations:
-        if (found.kind, found.descriptor.name) == (own.get("catalogue"), name):
-            yield f"{own['noun']} {name!r} already exists in {found.provider.distribution}. Choose another name."
+        if (found.kind, found.descriptor.name) == (words.get("catalogue"), name):
+            yield f"{words['noun']} {name!r} already exists in {found.provider.distribution}. Choose another name."
     with contextlib.suppress(metadata.PackageNotFoundError):
         yield f"{name!r} would replace the distribution {name} {metadata.version(name)}, which is installed."
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.origin is not None:  # a directory without __init__.py has none
         yield f"{name!r} would replace the module {module}, which is installed. Choose another name."
-
-
-def _write(target: Path, files: dict[str, str]) -> None:
-    """Write all files to a temporary directory, and rename it. On an error, delete it."""
-    if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target}: already exists. Choose another name, or another directory with --into.")
-    if not target.parent.is_dir():
-        raise ConfigError(f"{target.parent}: there is no such directory. Create it first.")
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
-    try:
-        for path, text in files.items():
-            file = temporary / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8", newline="\n")
-        temporary.rename(target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise

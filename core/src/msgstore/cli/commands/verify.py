@@ -99,8 +99,9 @@ def _load_state(directory: Path) -> ScrubState:
     except ValueError as error:
         output.note(f"{directory / STATE}: cannot be used: {error}. Starting at the first segment.")
         return ScrubState()
-    without = "Without --resume (scrub: with --restart), the check starts at the first segment."
-    output.note(f"{directory}: resumed after segment {state.behind}. {without}")
+    if state.behind >= 0:
+        without = "Without --resume (scrub: with --restart), the check starts at the first segment."
+        output.note(f"{directory}: resumed after segment {state.behind}. {without}")
     return state
 
 

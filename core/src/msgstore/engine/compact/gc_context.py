@@ -29,7 +29,7 @@ from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.locations import MASK, pack_locations
 from msgstore.scan import OpenFormat
-from msgstore.scan.formats import failure_message, scan_checked
+from msgstore.scan.formats import scan_checked
 
 RELOCATED_AT_ONCE = 5000
 """Entries that are relocated under one hold of the state lock: some milliseconds."""
@@ -248,6 +248,5 @@ def _switch(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Seq
         if lost:
             raise damaged_index(segment.path, f"{lost} live records are not where it said") from error
         catalogue = context.segments.formats.catalogue
-        provider = catalogue.provider(catalogue.index(context.index_name))
-        reason = failure_message("index", context.index_name, provider, "relocate", error)
-        raise InconsistentSegment(segment, reason, damaged=False) from error
+        reason = catalogue.broken(catalogue.index(context.index_name), "failed in relocate", error)
+        raise InconsistentSegment(segment, str(reason), damaged=False) from error

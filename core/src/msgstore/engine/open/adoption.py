@@ -75,8 +75,7 @@ def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCode
         if name is not None and 2 * count > len(bodies):
             try:
                 descriptor = catalogue.body_codec(name)
-                options = structure(descriptor.options, {}, f"{config.path}: the body codec {name}")
-                theirs: BodyCodec = catalogue.make(descriptor, options)
+                theirs = catalogue.make(descriptor, structure(descriptor.options, {}, f"{config.path}: the body codec {name}"))
             except MsgStoreError as error:
                 raise type(error)(f"{config.path}: its bodies are stored by the body codec {name!r}: {error}") from error
             if fits(theirs):
@@ -90,17 +89,17 @@ def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCode
 
 def _first_bodies(segments: Segments) -> list[tuple[bytes, bytes]]:
     bodies: list[tuple[bytes, bytes]] = []
-    left = _BODY_BYTES
+
+    def is_missing() -> bool:
+        return len(bodies) < _BODIES and sum(len(stored) for _, stored in bodies) < _BODY_BYTES
 
     def add(msg_id: bytes, stored: bytes) -> bool:
-        nonlocal left
-        if len(bodies) < _BODIES and left > 0:
+        if is_missing():
             bodies.append((msg_id, stored))
-            left -= len(stored)
         return True  # the scan must not report it as damaged
 
     for segment in segments:
-        if len(bodies) < _BODIES and left > 0:
+        if is_missing():
             with segments.files.view(segment.path) as data:
                 segment.form.format.scan(data, check_body=add)
     return bodies

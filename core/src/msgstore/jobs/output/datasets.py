@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from msgstore.files import Files
-from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, claim, errors
+from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, errors
 
 _NONE = "__HIVE_DEFAULT_PARTITION__"
 FILE_SIZE = 2**26
@@ -93,13 +93,8 @@ class DatasetWriter:
 
 
 def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:
-    """Begin a new directory of files. A context manager: on exit, what is not committed is deleted.
-
-    Raises StoreError if the destination exists or is inside a source, StoreLocked if another job creates it, StoreIOError.
-    """
-    target, files = Path(os.path.abspath(destination)), Files()  # noqa: PTH100 - as processes elsewhere see it
-    with errors(target):
-        return DatasetStaging(target, *claim(files, target, sources), files)
+    """Begin a new directory of files. Raises StoreError, StoreLocked, StoreIOError: see :meth:`StagingDirectory.claim`."""
+    return DatasetStaging.claim(Path(os.path.abspath(destination)), sources)  # noqa: PTH100 - as processes elsewhere see it
 
 
 class DatasetStaging(StagingDirectory):
@@ -110,18 +105,14 @@ class DatasetStaging(StagingDirectory):
 
         The folder ``always`` gets a file in any case, if need be without rows, so that readers find the columns of ``schema``.
         """
-        attempts, data = list(written), Path(self.path, "data")
-
-        def make() -> Path:
+        attempts = list(written)
+        with self.publishing() as content:
             if not any(name.startswith(always) for attempt in attempts for name, _ in attempt.files):
                 with DatasetWriter(self.path, len(attempts), schema) as writer:
                     writer.write(always, schema.empty_table())
                     attempts.append(writer.finish())
             for attempt in attempts:
                 for name, size in attempt.files:
-                    self._files.make_directory((data / name).parent)
-                    self.take(Path(attempt.directory, name), size, data / name)
-            return data
-
-        self.publish(make)
+                    self._files.make_directory((content / name).parent)
+                    self.take(Path(attempt.directory, name), size, content / name)
         return [file for attempt in attempts for file in attempt.files]

@@ -14,7 +14,7 @@ import secrets
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -49,6 +49,47 @@ class StagingDirectory:
         self._open = True
         forking.watch(self)
 
+    @classmethod
+    def claim(cls, destination: Path, sources: Iterable[str | Path] = (), files: Files | None = None) -> Self:
+        """Check the destination, delete what killed jobs for it left, and begin a job.
+
+        ``sources`` are paths that the job reads. Raises StoreIOError; StoreError if the destination exists, or is inside a
+        source; StoreLocked if another job creates it.
+        """
+        files = files or Files()
+        place = destination.parent / f".{destination.name}.msgstore"
+        ending = StoreLocked(f"{destination}: another job has just ended, and deletes {place.name} beside it. Try again.")
+        with errors(destination):
+            _check_place(destination, sources)
+            with suppress(FileExistsError):
+                files.create_directory(place)
+            try:
+                lock = WriterLock(place)
+            except FileNotFoundError:
+                raise ending from None
+            except StoreLocked as error:
+                who = "another process" if error.pid is None else f"process {error.pid}"
+                raise StoreLocked(
+                    f"{destination}: {who} is writing a store there, in {place.name} beside it. Wait until it is done, or end "
+                    "it.",
+                    error.pid,
+                ) from error
+            if not lock.is_in(place):
+                lock.release()
+                raise ending
+            staging = cls(destination, place / secrets.token_hex(8), lock, files)
+            try:
+                for left in place.iterdir():
+                    if re.fullmatch("[0-9a-f]{16}", left.name):
+                        _delete(files, left)
+                _check_free(destination)
+                files.create_directory(Path(staging.path))
+                files.create_directory(Path(staging.path, PARTS))
+            except BaseException:
+                staging.abandon()
+                raise
+            return staging
+
     def hand_over(self, pid: int) -> None:
         """Let the job continue without this process, until process ``pid`` ends or a process that joins it ends it.
 
@@ -70,17 +111,19 @@ class StagingDirectory:
                 os.close(fd)
         self._open = False
 
-    def publish(self, make: Callable[[], Path]) -> None:
-        """Sync the directory that ``make`` returns, and rename it to the destination. The job ends in any case.
+    @contextmanager
+    def publishing(self) -> Iterator[Path]:
+        """Yield the path of a directory for the block to create. Then sync it, and rename it to the destination.
 
-        The result gets the permissions of an empty directory there. Raises StoreError or StoreIOError; after an error of the
-        last step, the sync of the name, the message says that everything is there.
+        The job ends in any case. The result gets the permissions of an empty directory at the destination. Raises StoreError or
+        StoreIOError; after an error of the last step, the sync of the name, the message says that everything is there.
         """
         if not self._open:
             raise StoreClosed(f"{self.path}: this job has ended")
+        content = Path(self.path, "content")
         try:
             with errors(self.destination):
-                content = make()
+                yield content
                 sync_tree(self._files, content)
                 try:
                     if self.destination.is_dir():
@@ -145,44 +188,6 @@ def keep(pid: int, path: str) -> None:
                 os.kill(pid, 0)
 
 
-def claim(files: Files, destination: Path, sources: Iterable[str | Path] = ()) -> tuple[Path, WriterLock]:
-    """Check the destination, delete what killed jobs for it left, and return a new staging directory with its lock.
-
-    ``sources`` are paths that the job reads. Raises OSError; StoreError if the destination exists, or is inside a source;
-    StoreLocked if another job creates it.
-    """
-    _check_place(destination, sources)
-    place = destination.parent / f".{destination.name}.msgstore"
-    with suppress(FileExistsError):
-        files.create_directory(place)
-    ending = StoreLocked(f"{destination}: another job has just ended, and deletes {place.name} beside it. Try again.")
-    try:
-        lock = WriterLock(place)
-    except FileNotFoundError as error:
-        raise ending from error
-    except StoreLocked as error:
-        who = "another process" if error.pid is None else f"process {error.pid}"
-        raise StoreLocked(
-            f"{destination}: {who} is writing a store there, in {place.name} beside it. Wait until it is done, or end it.",
-            error.pid,
-        ) from error
-    if not lock.is_in(place):
-        lock.release()
-        raise ending
-    path = place / secrets.token_hex(8)
-    try:
-        for left in place.iterdir():
-            if re.fullmatch("[0-9a-f]{16}", left.name):
-                _delete(files, left)
-        _check_free(destination)
-        files.create_directory(path)
-        files.create_directory(path / PARTS)
-    except BaseException:
-        StagingDirectory(destination, path, lock, files).abandon()
-        raise
-    return path, lock
-
-
 def _delete(files: Files, path: Path) -> None:
     """Rename a directory and delete it. The next job deletes what cannot be deleted now."""
     renamed = path.with_name(secrets.token_hex(8))
@@ -194,14 +199,6 @@ def _delete(files: Files, path: Path) -> None:
 
 
 @contextmanager
-def working_directory(files: Files, destination: Path) -> Iterator[Path]:
-    """Yield a new directory next to ``destination``, and delete it on exit. Raises OSError, StoreError, StoreLocked."""
-    path, lock = claim(files, destination)
-    with StagingDirectory(destination, path, lock, files):
-        yield path
-
-
-@contextmanager
 def errors(place: Path) -> Iterator[None]:
     """Convert errors of the operating system: add the path, ``place`` if they have none, and what became of the job."""
     try:
@@ -210,10 +207,10 @@ def errors(place: Path) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError) or isinstance(error, StoreLocked):
             raise
-        where = cause.filename2 or cause.filename or place
+        cause.filename = cause.filename2 or cause.filename or place  # an outer block names the same
         raise StoreIOError(
-            f"{where}: {cause.strerror or cause}. Nothing was kept; mend the cause (space, limits, permissions, the disk) and "
-            f"run the job again."
+            f"{cause.filename}: {cause.strerror or cause}. Nothing was kept; mend the cause (space, limits, permissions, the "
+            "disk) and run the job again."
         ) from cause
 
 

@@ -1,10 +1,14 @@
-"""Check of one segment: its bytes by kind, its damaged spans, and its intact records, also those after or inside damage."""
+"""Check of one segment: its bytes by kind, its damaged spans, and its intact records, also those after or inside damage.
+
+Also: search for the new records of segments that are being written (:func:`poll`).
+"""
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -168,3 +172,50 @@ def read_intact(item: SegmentInput, read: Callable[[OpenFormat, Buffer], IntactR
             return read(form, data)
     except UnreadableSegmentError as error:
         return IntactRecords(item.size, damage=(Damage(0, item.size, str(error)),))
+
+
+# -- of a store that is being written -----------------------------------------------------------------------------------------
+
+
+_SETTLED = 2 * 10**9
+"""Age of a modification time, in nanoseconds, from which a later change gets another time on any file system."""
+UNSETTLED = 0
+"""Modification time that equals none: the file is read again."""
+
+
+@attrs.frozen
+class TailPosition(SegmentRange):
+    """Progress in one file: the last span that was read, and the state of the file before."""
+
+    size: int
+    mtime_ns: int
+
+
+def poll(inputs: Iterable[SegmentInput], known: Mapping[str, TailPosition]) -> Iterator[tuple[SegmentInput, TailPosition]]:
+    """Yield each segment with records after its position in ``known``, and the new position. Oldest of a store first.
+
+    A position is an offset in one version of a file, which the checksum of all bytes before it identifies. If these bytes have
+    changed, records may have moved, and the file is read again from its start. So each live record is read at least once, and
+    again if a collector moves it. A record that is removed before it was read is not read. Bytes after the last whole record
+    are left for the next poll, because a write may be in progress. A file that has not changed is not read.
+    """
+    for found in reversed(list(inputs)):  # by rank: the highest number is the first
+        with suppress(OSError):  # deleted since it was listed: its live records are elsewhere
+            if position := _next_position(found, known.get(found.path)):
+                yield found, position
+
+
+def _next_position(found: SegmentInput, before: TailPosition | None) -> TailPosition | None:
+    status = Path(found.path).stat()
+    stamp = status.st_size, status.st_mtime_ns
+    if time.time_ns() - status.st_mtime_ns < _SETTLED:
+        stamp = status.st_size, UNSETTLED
+    elif before is not None and stamp == (before.size, before.mtime_ns):
+        return None
+    with Files().view(Path(found.path)) as data:
+        begin = before.end if before is not None and before.is_of(data) else 0
+        try:
+            end = open_input(found).format.scan(data, start=begin).end.offset
+        except Exception:  # the reader of the records fails too, and reports it
+            end = len(data)
+        return TailPosition(begin, end, checksum(data, end), *stamp) if end > begin else None

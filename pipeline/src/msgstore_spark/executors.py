@@ -1,17 +1,21 @@
-"""Check, before a job, that all executors have the driver's versions and plugins and can read the inputs.
+"""Executors: check that they have the driver's versions and plugins and can read the inputs, and upload of wheels to them.
 
 Plugins are not pickled: each executor finds them by its own entry points. So all executors must have the same plugins in the
-same versions as the driver. Without this check, a difference would appear only in the stack trace of a failed task.
+same versions as the driver. Without the check, a difference would appear only in the stack trace of a failed task.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import platform
 import re
+import shutil
+import tempfile
 import time
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -25,7 +29,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
 import msgstore
-from msgstore.contract import RecordTypeDescriptor
+from msgstore.contract import ConfigError, RecordTypeDescriptor
 from msgstore_spark.errors import ExecutorMismatch, SparkUnavailable
 from msgstore_spark.sessions import in_this_process
 
@@ -142,7 +146,7 @@ def _make_probe(paths: Sequence[str]) -> Callable[[int], str]:
             except OSError as error:
                 found["unreadable"][path] = error.strerror
         try:
-            from msgstore_spark.fingerprint import fingerprint
+            from msgstore_spark.executors import fingerprint
 
             found["fingerprint"] = fingerprint()
         except Exception as error:
@@ -175,3 +179,39 @@ def _executor_count(spark: SparkSession) -> int:
     """Return the number of executors of a classic session. With a master ``local``, the driver is the only executor."""
     infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
     return 1 if in_this_process(str(spark.sparkContext.master)) else len(infos) - 1
+
+
+# -- wheels -------------------------------------------------------------------------------------------------------------------
+
+
+def upload_wheels(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
+    """Make the distributions in ``wheels`` importable on all current and later executors of a session, entry points included.
+
+    Dependencies are not resolved: they must be installed on the executors, or uploaded too. Raises ConfigError, and uploads
+    nothing, if a file is no wheel, or has compiled modules, which Python cannot import from a zip file.
+    """
+    for wheel in map(Path, wheels):
+        _check_wheel(wheel)
+    directory = Path(tempfile.mkdtemp(prefix="msgstore-spark-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # executors fetch from it during the whole session
+    for wheel in map(Path, wheels):
+        # Spark puts a .zip on the import path. It accepts a .whl without an error, but does not make it importable.
+        archive = shutil.copyfile(wheel, directory / f"{wheel.stem}.zip")
+        if is_remote():
+            spark.addArtifacts(str(archive), pyfile=True)
+        else:
+            spark.sparkContext.addPyFile(str(archive))
+
+
+def _check_wheel(wheel: Path) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{wheel}: cannot be read as a wheel ({error}). Try: pip wheel --no-deps NAME") from None
+    if not any(name.endswith(".dist-info/METADATA") for name in names):
+        raise ConfigError(f"{wheel}: is no wheel: there is no .dist-info in it. Try: pip wheel --no-deps NAME")
+    if compiled := [name for name in names if name.endswith((".so", ".pyd", ".dylib"))]:
+        raise ConfigError(
+            f"{wheel}: has compiled modules ({compiled[0]}), which cannot be imported from a zip. Install it on every host"
+        )

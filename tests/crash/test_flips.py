@@ -1,84 +1,33 @@
-"""Sweeps over a recording: a store is opened on each directory that a crash leaves, and on each in which one bit is flipped.
-
-Many crash points leave the same directory and owe the same: what an operation changes is only there after it, and a look
-changes nothing. Each is counted as a point; the store is opened once for all of them.
-"""
+"""One bit is flipped in what a store has left on disk: it costs at most the record that it hits, and is never served."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from unittest import mock
 
 import attrs
+import pytest
 
 import msgstore
-from attempts import in_processes
-from crash.model import NEW, Aftermath, Model, demand
-from crash.recording import Recording, Tree
-from crash.states import LMDB, PAGE, Disk, materialise, points
+from attempts import Outcome
+from crash.history import CRASH_CELLS, is_persistent, keys_of
+from crash.model import NEW, demand
+from crash.recording import Recording, Tree, record
+from crash.states import LMDB, PAGE, Disk, materialise
 from msgstore.builtin.options import LocalOptions
-from msgstore.directory import LOCK, SETTINGS
+from msgstore.directory import SETTINGS
 from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet
 from msgstore.testing.faults import UnsyncedFiles
-from support import WHOLE, Sample, catalogue, open_with
+from support import Sample, catalogue, open_with
 
-
-@attrs.define
-class Outcome:
-    points: int = 0
-    """Crash points, or flips that can be tried."""
-    states: int = 0
-    """Stores opened."""
-    failures: list[str] = attrs.Factory(list)
-
-    def run(self, tries: Iterator[tuple[str, Callable[[int], object]]], enough: int | None = None) -> Outcome:
-        """Make these tries in processes; until there are ``enough`` failures, if that is given."""
-        failed = (f"{label}: {error}" for label, _, error in in_processes(tries) if error)
-        self.failures += islice(failed, enough)
-        return self
-
-
-def crash_points(recording: Recording, directory: Path, sample: Sample = WHOLE, enough: int | None = None) -> Outcome:
-    """Open the store at every crash point; at those of ``sample`` only."""
-    outcome, cell = Outcome(), recording.cell
-
-    def reopen(tree: Tree, after: Aftermath, number: int) -> None:
-        path = directory / f"reopened-{number}"
-        materialise(tree, path)
-        after.check(path)
-
-    def tries() -> Iterator[tuple[str, Callable[[int], object]]]:
-        seen: set[int] = set()
-        for label, tree, owed, left_by in points(recording):
-            outcome.points += 1
-            key = _key(tree, owed, left_by)
-            if key not in seen:
-                seen.add(key)
-                if sample.has(len(seen)):
-                    outcome.states += 1
-                    passed = cell.persistent or outcome.states % 2 == 1
-                    after = Aftermath(owed, cell.keys, left_by=left_by, at_boundary=cell.persistent, pass_counts=passed)
-                    yield label, partial(reopen, tree, after)
-
-    return outcome.run(tries(), enough)
-
-
-def _key(tree: Tree, owed: Model, left_by: str) -> int:
-    """Of the directory and what is owed. Files of locks decide nothing: their processes are gone."""
-    files = frozenset((name, state) for name, state in tree.items() if not name.endswith(("lock.mdb", LOCK)))
-    counts = (frozenset(counts.items()) for counts in (owed.now, owed.kept, owed.flushed))
-    return hash((files, *counts, owed.forgotten, left_by))
-
-
-# -- flipped bits -----------------------------------------------------------------------------------------------------------
+pytestmark = pytest.mark.crash
 
 SMALL = 300
 """Bytes of a file every byte of which is hit, unless it is a segment."""
@@ -99,12 +48,11 @@ def flips(recording: Recording, directory: Path, sample: Sample) -> Outcome:
     looks = {state: Look.before(recording, tree, directory / "sound") for state, tree in trees.items()}
     todo = list(_hits(trees))
     mine = sample.of(todo)
-
-    def tries() -> Iterator[tuple[str, Callable[[int], object]]]:
-        for state, file, bit in mine:
-            yield f"{state}, bit {bit % 8} of byte {bit // 8} of {file}", partial(looks[state].after, directory, file, bit)
-
-    return Outcome(len(todo), len(mine)).run(tries())
+    tries = (
+        (f"{state}, bit {bit % 8} of byte {bit // 8} of {file}", partial(looks[state].after, directory, file, bit))
+        for state, file, bit in mine
+    )
+    return Outcome(len(todo), len(mine)).run(tries)
 
 
 def _hits(trees: dict[str, Tree]) -> Iterator[tuple[str, str, int]]:
@@ -138,9 +86,9 @@ class Look:
     @classmethod
     def before(cls, recording: Recording, tree: Tree, directory: Path) -> Look:
         materialise(tree, directory)
-        with open_with(directory, UnsyncedFiles(), **recording.cell.keys) as store:
+        with open_with(directory, UnsyncedFiles(), **keys_of(recording.cell)) as store:
             live = frozenset(entry.msg_id for entry in store.entries())
-        formats = FormatSet(catalogue(), {"checksum": 4} if recording.cell.checksummed else {})
+        formats = FormatSet(catalogue(), {"checksum": 4} if recording.cell.record == "checksum" else {})
         records = {}
         for name, state in tree.items():
             if Path(name).suffix in formats.extensions:
@@ -157,23 +105,26 @@ class Look:
         tree = {**self.tree, file: attrs.evolve(old, content=bytes(data))}
         cell, in_segment = self.recording.cell, file in self.records
         hit = {msg_id for offset, end, msg_id in self.records.get(file, []) if offset <= bit // 8 < end}
-        may_be_wrong = set() if cell.checksummed else hit
+        is_checksummed = cell.record == "checksum"
+        may_be_wrong = set() if is_checksummed else hit
         materialise(tree, path)
         served: set[bytes] = set()
         try:
-            store = open_with(path, UnsyncedFiles(), **cell.keys)
+            store = open_with(path, UnsyncedFiles(), **keys_of(cell))
         except msgstore.MsgStoreError as error:
             demand(file == SETTINGS or file.startswith(LMDB), f"the store does not open: {error}")
             demand(str(path) in str(error), f"the error does not name the store: {error}")
         else:
             try:
                 # The id of a record without a checksum, read by a scan, may be one that nobody wrote.
-                served = self._served(store, may_be_wrong, strangers=int(in_segment and not cell.checksummed))
+                served = self._served(store, may_be_wrong, strangers=int(in_segment and not is_checksummed))
                 _go_on(store)
             finally:
                 store.abandon()
         missing = self.live - served - hit
-        demand(not (missing and in_segment and cell.persistent), f"{len(missing)} messages that it did not hit cannot be read")
+        demand(
+            not (missing and in_segment and is_persistent(cell)), f"{len(missing)} messages that it did not hit cannot be read"
+        )
         if missing or bit % 5 == 0:
             materialise(tree, path)
             self._salvage(path, self.live - hit, may_be_wrong)
@@ -223,3 +174,12 @@ def _go_on(store: msgstore.Store) -> None:
         store.close()
     except msgstore.MsgStoreError:
         pass
+
+
+@pytest.mark.parametrize("crash_cell", CRASH_CELLS, ids=str)
+def test_flipped_bit_costs_at_most_its_record(crash_cell, tmp_path, sample, report):
+    """It is never served as a right body, and the store does not stop for it."""
+    outcome = flips(record(tmp_path, crash_cell, "os"), tmp_path, sample)
+    report("crash harness", f"{crash_cell}: {outcome.states} flipped bits, {len(outcome.failures)} failed")
+    assert not outcome.failures, outcome.said
+    assert outcome.points > 500

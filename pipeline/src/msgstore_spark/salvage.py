@@ -1,0 +1,127 @@
+"""Salvage and migration on DataFrames.
+
+Tasks examine segments. Spark shuffles ids with the locations of their records, never a body. Then tasks read the selected
+records again and copy them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import attrs
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from msgstore.contract import Columns, Damage
+from msgstore.jobs.columns.sums import int64
+from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.output.commit import Staging
+from msgstore.jobs.output.parts import Part
+from msgstore.jobs.reading.segment_check import IntactRecords
+from msgstore.jobs.salvage import NAMED, InputReport, SalvageJob, SalvageReport, Selection, copy, examine, report_of
+from msgstore_spark.jobs import read_counts
+from msgstore_spark.tasks import IS_RECORD, SegmentRows, absolute, first_copies, on_disk, read_segments, segment_results
+
+Results = Mapping[int, tuple[int, IntactRecords]]
+"""Rank to (bytes of intact records, findings without the records) of a segment."""
+
+
+def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
+    """Run the job and return its report. Spark may repeat every step except the last, which publishes the store."""
+    examined = read_segments(
+        spark, partial(_examine, job=job.for_workers()), job.tasks(), size=pa.int64(), recovered=pa.bool_()
+    )
+    counts = None if job.counts is None else read_counts(spark, job.counts)
+    records = examined.where(IS_RECORD)
+    referenced = records if counts is None else records.join(counts.select("id"), "id", "left_semi")
+    first = first_copies(referenced, "rank", "offset", "size", "recovered")
+    with on_disk(examined, counts, first):
+        missing, names = 0, []
+        if counts is not None:
+            absent = counts.join(first, "id", "left_anti")
+            missing, names = absent.count(), [bytes(row.id) for row in absent.orderBy("id").limit(NAMED).collect()]
+        results: Results = segment_results(examined)
+        report = report_of(job, _rows(job, results, first, None if counts is None else referenced), missing, names)
+        with Staging.begin(job.target, sources=job.sources) as staging:
+            staging.commit(_copy(spark, first, results, job, staging.path), _counts_of(counts, first))
+    return report
+
+
+def _examine(item: SegmentInput, job: SalvageJob) -> SegmentRows:
+    found = examine(item, job)
+    records = found.records
+    recovered = pa.Array.from_buffers(pa.int8(), len(records), [None, pa.py_buffer(found.recovered)])
+    result = (sum(records.sizes), attrs.evolve(found, records=Columns(), recovered=b""))
+    return records, {"size": int64(records.sizes), "recovered": pc.equal(recovered, 1)}, result
+
+
+def _rows(
+    job: SalvageJob, results: Results, first: DataFrame, referenced: DataFrame | None
+) -> list[tuple[InputReport, Sequence[Damage]]]:
+    """Return the report of each segment, by rank. ``referenced``: records whose ids have references, if counts were given.
+
+    Collects one row per segment, and one per record that was recovered after damage.
+    """
+    good = _sums(first)
+    alive = good if referenced is None else _sums(referenced)
+    recovered: dict[int, list[tuple[bytes, int, int]]] = {}
+    for row in first.where("recovered").orderBy("rank", "offset").collect():
+        recovered.setdefault(row.rank, []).append((bytes(row.id), row.offset, row.size))
+    rows: list[tuple[InputReport, Sequence[Damage]]] = []
+    for item in job.found.inputs:
+        total, found = results[item.rank]
+        report = InputReport.of(item, found)
+        report.good, report.records = good.get(item.rank, (0, 0))
+        report.dead = total - alive.get(item.rank, (0, 0))[0] if referenced is not None else 0
+        report.duplicates = total - report.good - report.dead
+        for record in recovered.get(item.rank, ()):
+            report.recovered.add(*record)
+        rows.append((report, found.damage))
+    return rows
+
+
+def _sums(records: DataFrame) -> dict[int, tuple[int, int]]:
+    """Return (bytes, records) by rank."""
+    found = records.groupBy("rank").agg(sf.sum("size").alias("bytes"), sf.count("*").alias("records")).collect()
+    return {row.rank: (row.bytes, row.records) for row in found}
+
+
+def _copy(spark: SparkSession, first: DataFrame, results: Results, job: SalvageJob, staging: str) -> Iterator[Part]:
+    """Copy the first copies, and yield a part for each task that has any. Spark returns the rows of one attempt per task."""
+    tasks, light = job.tasks(), job.for_workers()
+    checked = [[(absolute(item), results[item.rank][1].crc32) for item in task] for task in tasks]
+    numbers = [(item.rank, number) for number, task in enumerate(tasks) for item in task]
+    by_rank = spark.createDataFrame(numbers, "rank long, task long")
+    # An explicit number of partitions: the shuffled data is small, and Spark would coalesce it into one partition.
+    with_task = first.join(sf.broadcast(by_rank), "rank").repartition(max(1, len(tasks)), "task")
+
+    def run(key: tuple[pa.Scalar, ...], selected: pa.Table) -> pa.Table:
+        number = key[0].as_py()
+        selected = selected.sort_by([("rank", "ascending"), ("offset", "ascending")])
+        part = copy((number, _selections(checked[number], selected)), light, staging)
+        return pa.table({"part": pa.array([pickle.dumps(part)], pa.binary())})
+
+    for row in with_task.groupBy("task").applyInArrow(run, "part binary").collect():
+        yield pickle.loads(row.part)
+
+
+def _selections(task: Sequence[tuple[SegmentInput, int]], selected: pa.Table) -> Iterator[Selection]:
+    for item, crc32 in task:
+        rows = selected.filter(pc.equal(selected["rank"], item.rank))
+        if rows.num_rows:
+            records = Columns()
+            ids, offsets, sizes = (rows[name].to_pylist() for name in ("id", "offset", "size"))
+            records.extend(ids, offsets, sizes, bytes(len(ids)))
+            yield Selection(item, crc32, records)
+
+
+def _counts_of(counts: DataFrame | None, first: DataFrame) -> Iterator[tuple[bytes, int]] | None:
+    """Return (id, count) of each copied id; None without counts."""
+    if counts is None:
+        return None
+    rows = counts.join(first.select("id"), "id", "left_semi").select("id", "count").toLocalIterator()
+    return ((bytes(row.id), row["count"]) for row in rows)
