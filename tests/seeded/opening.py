@@ -31,7 +31,7 @@ first-record-after-the-row-is-dead: The first message that was appended after th
     reconciled.
   _find_new  tests/test_opening.py::test_damaged_directory_keeps_what_records_confirm
   = is_new = offset >= size or => is_new = offset > size or
-@ msgstore.engine.open.broker_counts
+@ msgstore.engine.open.broker
 grown-segment-passes-the-brokers-summary: Saved counts that are older than the segments are believed, and newer messages are
     dropped.
   BrokerCounts.compare_summary  tests/test_broker_counts.py::test_stale_counts_lose_no_newer_message
