@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import attrs
 import pytest
 
 from attempts import Outcome, Try
@@ -153,6 +152,6 @@ def no_sync_of_names(log: Log) -> Log:
 )
 def test_a_broken_build_is_caught(build, crash_cell, durability, symptom, tmp_path):
     recording = record(tmp_path, crash_cell, durability)
-    broken = attrs.evolve(recording, log=build(recording.log))
-    failures = crash_points(broken, tmp_path, enough=3).failures
+    recording.log = build(recording.log)
+    failures = crash_points(recording, tmp_path, enough=3).failures
     assert any(symptom in failure for failure in failures), failures

@@ -10,8 +10,7 @@ phantom-hides-a-v1-record: The first message after a hole of a v1 segment is not
   find_record  plugins/format_v1/tests/test_v1_format.py::test_scan_of_known_bytes
   = range(at + 1, at + SIZE_FIELD) => range(at + 1, at + 2)
 @ msgstore_format_v2.scan
-v2-copies-count-as-records: A message that stands twice in a segment is counted as two live records, and the segment is never
-    deleted.
+v2-copies-count-as-records: A message that stands twice in a segment counts as two: the segment is never deleted.
   scan_segment  plugins/format_v2/tests/test_v2_format.py::test_many_batches_and_copies_across_them
   = scan.separate_copies() => pass
 @ msgstore_format_v2.format

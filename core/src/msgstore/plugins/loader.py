@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import get_type_hints
@@ -154,9 +155,20 @@ def _read_entry_points(_installed: tuple[object, ...]) -> tuple[tuple[Provider, 
     return tuple(found[key] for key in sorted(found))
 
 
+class _PluginManager(pluggy.PluginManager):
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """Return the options of a hook implementation; None for other names.
+
+        Skips names that a module only computes (``__getattr__``): pluggy would import what they stand for, at each opening.
+        """
+        if isinstance(plugin, types.ModuleType) and name not in vars(plugin):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
     """Import and register each plugin, and call its registration hooks. Records failures instead of raising."""
-    manager = pluggy.PluginManager(hookspecs.GROUP)
+    manager = _PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
     failures: list[Failure] = []
     providers: dict[str, Provider] = {}
@@ -220,7 +232,9 @@ def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[st
     """Yield problems of a plugin whose hooks are never called: pluggy ignores functions without ``hookimpl``."""
     implemented = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     hooks = [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS]
-    unmarked = [hook for hook in hooks if hook not in implemented and inspect.isroutine(getattr(plugin, hook, None))]
+    unmarked = [
+        hook for hook in hooks if hook not in implemented and inspect.isroutine(inspect.getattr_static(plugin, hook, None))
+    ]
     if unmarked:
         yield f"does not mark {', '.join(unmarked)} with @msgstore.hookimpl, so nothing calls it"
     elif not implemented:

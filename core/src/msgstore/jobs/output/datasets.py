@@ -105,18 +105,14 @@ class DatasetStaging(StagingDirectory):
 
         The folder ``always`` gets a file in any case, if need be without rows, so that readers find the columns of ``schema``.
         """
-        attempts, data = list(written), Path(self.path, "data")
-
-        def make() -> Path:
+        attempts = list(written)
+        with self.publishing() as content:
             if not any(name.startswith(always) for attempt in attempts for name, _ in attempt.files):
                 with DatasetWriter(self.path, len(attempts), schema) as writer:
                     writer.write(always, schema.empty_table())
                     attempts.append(writer.finish())
             for attempt in attempts:
                 for name, size in attempt.files:
-                    self._files.make_directory((data / name).parent)
-                    self.take(Path(attempt.directory, name), size, data / name)
-            return data
-
-        self.publish(make)
+                    self._files.make_directory((content / name).parent)
+                    self.take(Path(attempt.directory, name), size, content / name)
         return [file for attempt in attempts for file in attempt.files]
