@@ -10,8 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
 import msgstore
-from msgstore_spark.source import MsgStoreSource
-from msgstore_spark.stream import SegmentStreamReader
+from msgstore_spark.source import MsgStoreSource, SegmentStreamReader
 
 
 @pytest.fixture
