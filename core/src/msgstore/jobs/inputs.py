@@ -170,10 +170,10 @@ class _Search:
     def _nothing_in(self, path: Path) -> str:
         if path.is_dir():
             return no_segments(path, self.formats)
-        known = _known(self.formats)
         if path.is_file():
-            return f"{path}: no installed format reads such files; known are {known}"
-        return f"{path}: nothing that matches is a segment ({known}), or a directory that has some"
+            formats = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self.formats.extensions.items()))
+            return f"{path}: no installed format reads such files; known are {formats or 'none'}"
+        return f"{path}: nothing that matches is a segment ({_known(self.formats)}), or a directory that has some"
 
     def _add_path(self, path: Path) -> bool:
         """Add a file, a store, or the stores of a tree. Return True if there is a segment, or a store without any."""
