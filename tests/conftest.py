@@ -96,17 +96,6 @@ def cells(request: pytest.FixtureRequest) -> list[Cell]:
 
 
 @pytest.fixture
-def need_cell(request: pytest.FixtureRequest) -> Callable[[Cell], None]:
-    """Return a function that skips the test if ``--cells`` says that the plugins of a combination are not installed."""
-
-    def check(cell: Cell) -> None:
-        if request.config.getoption("--cells") and cell not in chosen(request.config):
-            pytest.skip(f"{cell} is not installed here")
-
-    return check
-
-
-@pytest.fixture
 def opened(request: pytest.FixtureRequest, cell: Cell, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """``opened(files=None, **keys)`` opens the store of the test with ``KEYS`` of its module; at the end all are abandoned."""
     with opening(tmp_path / "store", cell, **getattr(request.module, "KEYS", {})) as open_it:

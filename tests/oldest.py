@@ -5,40 +5,30 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.version import Version
+
 ROOT = Path(__file__).parents[1]
-_AT_LEAST = re.compile(r"([\w.-]+)(?:\[[\w,-]+\])?>=([\w.]+)")
-
-
-def requirements(project: Path) -> Iterator[str]:
-    """Of a distribution and of each of its extras."""
-    table = tomllib.loads(project.read_text())["project"]
-    yield from table.get("dependencies", [])
-    for extra in table.get("optional-dependencies", {}).values():
-        yield from extra
 
 
 def oldest() -> dict[str, str]:
     """Name to version; of two lower bounds the higher one. Raises ValueError for a dependency without one."""
     found: dict[str, str] = {}
-    for project in sorted(ROOT.glob("*/pyproject.toml")) + sorted(ROOT.glob("*/*/pyproject.toml")):
-        for requirement in requirements(project):
-            match = _AT_LEAST.match(requirement)
-            if match is None:
-                raise ValueError(f"{project}: {requirement!r} has no lower bound")
-            name, version = match.groups()
-            if not name.startswith("msgstore"):
-                found[name] = max(found.get(name, version), version, key=_number)
+    for project in sorted([*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")]):
+        table = tomllib.loads(project.read_text())["project"]
+        for text in chain(table.get("dependencies", []), *table.get("optional-dependencies", {}).values()):
+            requirement = Requirement(text)
+            lowest = [bound.version for bound in requirement.specifier if bound.operator == ">="]
+            if not lowest:
+                raise ValueError(f"{project}: {text!r} has no lower bound")
+            if not requirement.name.startswith("msgstore"):
+                found[requirement.name] = max(found.get(requirement.name, lowest[0]), *lowest, key=Version)
     return found
-
-
-def _number(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
 
 
 if __name__ == "__main__":

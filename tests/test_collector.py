@@ -13,14 +13,15 @@ from support import failing, until
 LIMIT = 64 * 2**10
 BODY = b"b" * 500
 KEYS = {"file_size_limit": LIMIT, "sync_interval": "10ms", "gc_interval": "10ms"}
+IDS = [number.to_bytes(16) for number in range(1000)]
 
 
-def fill(store, count):
-    """Return the client, and the ids of so many messages in sealed segments."""
-    client, ids = store.client(), [number.to_bytes(16) for number in range(count)]
+def fill(store, ids=IDS):
+    """Write these messages into sealed segments. Return the client."""
+    client = store.client()
     client.write_many((msg_id, BODY) for msg_id in ids)
     store.roll()
-    return client, ids
+    return client
 
 
 def sizes(directory):
@@ -35,14 +36,14 @@ def sizes(directory):
 def test_collector_reclaims_space_of_removed_messages(opened, policy, at_once):
     """Also if everything is removed while the collector is busy, and then nothing happens any more."""
     store = opened(gc=policy)
-    client, ids = fill(store, 2000)
-    kept = set(random.Random(1).sample(ids, 400))
-    gone = [msg_id for msg_id in ids if msg_id not in kept]
+    client = fill(store)
+    kept = set(random.Random(1).sample(IDS, 200))
+    gone = [msg_id for msg_id in IDS if msg_id not in kept]
     for removed in [gone] if at_once else [[msg_id] for msg_id in gone]:
         client.remove(removed)
     until(lambda: store.stats().bytes_on_disk <= 2.2 * store.stats().live_bytes + 2 * LIMIT)
     assert all(client.read(msg_id) == BODY for msg_id in kept)
-    assert store.stats().messages == 400
+    assert store.stats().messages == 200
 
 
 @pytest.mark.slow
@@ -67,27 +68,25 @@ def test_directory_at_full_speed_stays_small(opened, order, tmp_path):
 
 def at_collection(files, act, *, times=None):
     """Call ``act`` when a segment is opened for compaction in place, or created for copies."""
-    files.before("open_write", act, times=times)
-    files.before("create", act, ".rdq.tmp", times=times)
-    files.before("create", act, ".sqs.tmp", times=times)
+    for operation, name in (("open_write", ""), ("create", ".rdq.tmp"), ("create", ".sqs.tmp")):
+        files.before(operation, act, name, times=times)
 
 
-def test_collector_after_full_disk_tries_again(opened, files):
-    store, refused = opened(files), []
-    client, ids = fill(store, 1000)
+def test_collector_after_full_disk_tries_again(store, files):
+    refused = []
+    client = fill(store)
     at_collection(files, lambda: (refused.append(1), failing()()))
-    client.remove(ids[1::2] + ids[2::4])
+    client.remove(IDS[1::2] + IDS[2::4])
     until(lambda: len(refused) > 2)
     before = store.stats().bytes_on_disk
     files.hooks.clear()
     until(lambda: store.stats().bytes_on_disk < before / 2)
-    assert client.read(ids[0]) == BODY
+    assert client.read(IDS[0]) == BODY
 
 
 def test_store_without_gc_interval_has_no_collector(opened):
     store = opened(gc_interval=0)
-    client, ids = fill(store, 1000)
-    client.remove(ids[::2])
+    fill(store).remove(IDS[::2])
     store.flush()
     assert not any("collector" in thread.name for thread in threading.enumerate() if thread.is_alive())
     assert sum(s.garbage_bytes for s in store.segments()) > 1000
@@ -107,20 +106,18 @@ def test_confirm_callback_writes_while_collector_is_behind(store):
     assert done.wait(60)
 
 
-def test_close_during_collection_preempts_it(opened, files):
+def test_close_during_collection_preempts_it(opened, store, files):
     inside, go_on = threading.Event(), threading.Event()
-    store = opened(files)
-    client, ids = fill(store, 1000)
+    client = fill(store)
     at_collection(files, lambda: (inside.set(), go_on.wait(60)))
-    client.remove(ids[1::2] + ids[2::4])
+    client.remove(IDS[1::2] + IDS[2::4])
     assert inside.wait(60)
     closing = threading.Thread(target=store.close)
     closing.start()
     go_on.set()
     closing.join(60)
     assert not closing.is_alive()
-    store = opened(gc_interval=0)
-    assert sorted(entry.msg_id for entry in store.entries()) == ids[::4]
+    assert sorted(entry.msg_id for entry in opened(gc_interval=0).entries()) == IDS[::4]
 
 
 def test_writers_do_not_wait_for_failed_or_stopped_collector(store, monkeypatch):
@@ -134,8 +131,7 @@ def test_writers_do_not_wait_for_failed_or_stopped_collector(store, monkeypatch)
         return total_bytes()
 
     monkeypatch.setattr(store._accounting, "total_bytes", fail)
-    client, ids = fill(store, 1000)
-    client.remove(ids[1::2] + ids[2::4])
+    fill(store).remove(IDS[1::2] + IDS[2::4])
     until(lambda: len(failures) == 3 and store.stats().bytes_on_disk < 6 * LIMIT)
     assert collector.thread.is_alive()
     collector.stop()

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from crash.history import CrashCell, Run
+from crash.history import Run, keys_of
 from crash.model import Aftermath, body_of, compare
 from msgstore.contract import StoreClosed
-from support import A, B, C, HookedFiles, open_with, play
+from support import A, B, C, Cell, HookedFiles, open_with, play
 
 SIGNALS = 40
 """That come in the middle of each change."""
@@ -30,7 +30,7 @@ SIGNALS = 40
 
 def scene(path: Path, index: str) -> Run:
     """A store in the middle of its life, and what has to be true of it."""
-    run = Run(path, CrashCell(index, "v2").keys, random.Random(1))
+    run = Run(path, keys_of(Cell(index, "v2")), random.Random(1))
     run.play("open change:60 flush change:60")
     return run
 

@@ -34,7 +34,7 @@ def test_workers_of_a_job_that_is_killed_end(tmp_path: Path) -> None:
     pids.mkdir()
     with subprocess.Popen([sys.executable, str(script), str(pids)], stderr=subprocess.DEVNULL) as job:
         until(lambda: len(list(pids.iterdir())) == 2)
-        job.send_signal(signal.SIGKILL)
+        job.kill()
     workers = [int(path.name) for path in pids.iterdir()]
     try:
         until(lambda: not any(map(is_there, workers)))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from msgstore.plugins.loader import find_entry_points
+from msgstore.plugins.loader import Provider, find_entry_points, load
 
 HEAVY = {"attr", "cattrs", "click", "lmdb", "pluggy", "pyarrow", "pytest", "rich"}
 
@@ -76,3 +76,14 @@ def test_entry_points_are_read_once_until_change(tmp_path, monkeypatch, by):
         for name, text in TEXTS.items():
             (info / name).write_text(text)
     assert "late" in found()
+
+
+def test_plugin_with_lazy_names_imports_none(tmp_path, monkeypatch):
+    (tmp_path / "acme_lazy.py").write_text(
+        "from msgstore import hookimpl\n@hookimpl\ndef msgstore_indexes(): return []\n"
+        "def __dir__(): return ['msgstore_indexes', 'Heavy']\ndef __getattr__(name): raise KeyError(name)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    acme = Provider("acme", "1.0", "lazy", "acme_lazy")
+    loaded = load([(acme, metadata.EntryPoint("lazy", "acme_lazy", "msgstore"))])
+    assert (loaded.failures, loaded.providers) == ((), (acme,))

@@ -68,9 +68,9 @@ def test_repeated_rows_become_one_message(spark, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (["id as id", "body"], "the column 'id' is int64"),
+        (["id as id", "body"], "the columns are: id "),
         (["msg as id", "body", "1 as size", "2 as type"], "leave out size, type, or .*the option ignoreOthers"),
-        (["if(id = 17, null, msg) as id", "body"], r"partition 1, row \d+: there is no id \(null\)"),
+        (["if(id = 17, null, msg) as id", "body"], r"partition 1, row \d+: id is null"),
         (["msg as id", "body", "if(id = 17, 0, 1) as references"], f"{17:032x} has 0 references"),
         (["'abc' as id", "body"], "the id 'abc' is not 32 hexadecimal digits"),
     ],

@@ -20,50 +20,34 @@ import msgstore
 from crash.model import Model
 from msgstore.contract import Action, Capability, Drop
 from msgstore.directory import Settings, write_settings
-from msgstore.engine.compact.garbage_collector import numbers_of
+from msgstore.engine.compact import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
-from support import DATA, RealDirectory, catalogue, collect, combinable, needs_foreign, open_with
+from support import CELLS, DATA, Cell, RealDirectory, catalogue, collect, combinable, needs_foreign, open_with
 
 CLIENTS = ("first", "second", None)
 INDEXES: dict[str, Any] = {"ets": "ets", "lmdb": {"use": "lmdb", "map_size": "1MiB"}, "sqlite": "sqlite"}
 """Name to the key of a configuration. The map is small, so that copies of a directory are."""
 
 
-@attrs.frozen
-class CrashCell:
-    """Name of an index, and the content of the segments: ``v1-mixed``, ``v2``, ``v2-checksum`` or ``ledger``, whose header has
-    4096 bytes."""
-
-    index: str
-    content: str
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """Keywords of ``open_store``: small segments, and no thread that flushes or collects: a commit between two steps would
-        be a flush boundary that the model does not know."""
-        format_, header = ("ledger", 4096) if self.content == "ledger" else ("v2", 64)
-        return {
-            "index": INDEXES[self.index], "format": format_,
-            "record": "checksum" if self.content == "v2-checksum" else "message",
-            "file_size_limit": 2136 + header, "large_message": 900, "sync_interval": "1h", "gc_interval": 0,
-        }  # fmt: skip
-
-    @property
-    def persistent(self) -> bool:
-        """Whether counts and removals survive a crash."""
-        return Capability.PERSISTENT in catalogue().index(self.index).capabilities
-
-    @property
-    def checksummed(self) -> bool:
-        return self.content in ("v2-checksum", "ledger")
-
-    def __str__(self) -> str:
-        return f"{self.index}-{self.content}"
+CRASH_CELLS = list(CELLS.values())
+"""With v1: in the directory are segments of a broker, and the store writes v2."""
+FOREIGN_CRASH_CELLS = [pytest.param(Cell(index, "ledger"), marks=needs_foreign) for index in ("ets", "lmdb")]
+"""A format with a header of 4096 bytes."""
 
 
-CRASH_CELLS = [CrashCell(index, content) for index in ("ets", "lmdb") for content in ("v1-mixed", "v2", "v2-checksum")]
-FOREIGN_CELLS = [pytest.param(CrashCell(index, "ledger"), marks=needs_foreign) for index in ("ets", "lmdb")]
+def keys_of(cell: Cell) -> dict[str, Any]:
+    """Return keywords of ``open_store``: small segments, and no thread that flushes or collects: a commit between two steps
+    would be a flush boundary that the model does not know."""
+    return {
+        "index": INDEXES[cell.index], "format": "v2" if cell.format == "v1" else cell.format, "record": cell.record,
+        "file_size_limit": 2136 + (cell.header or 64), "large_message": 900, "sync_interval": "1h", "gc_interval": 0,
+    }  # fmt: skip
+
+
+def is_persistent(cell: Cell) -> bool:
+    """Return True if counts and removals survive a crash."""
+    return Capability.PERSISTENT in catalogue().index(cell.index).capabilities
 
 
 @attrs.define
@@ -194,19 +178,19 @@ WORKLOAD = """
 MIGRATE = "thin flush change:6 flush migrate change:30 flush thin flush change:10 flush compact"
 
 
-def workload(cell: CrashCell, path: Path, durability: str) -> tuple[Run, str]:
+def workload(cell: Cell, path: Path, durability: str) -> tuple[Run, str]:
     """Return a run that has not begun, and its steps: changes of every kind, rolls, large messages, compaction, migration, a
     clean stop in the middle, combination, retention, erasure, and a clean stop at the end.
 
-    For ``v1-mixed`` the directory is what a broker left, with the broker's counts. It is adopted already, with bodies as they
+    For v1 the directory is what a broker left, with the broker's counts. It is adopted already, with bodies as they
     are stored.
     """
-    run = Run(path, {**cell.keys, "durability": durability}, random.Random(3))
+    run = Run(path, {**keys_of(cell), "durability": durability}, random.Random(3))
     run.path.mkdir()
-    if cell.content == "v1-mixed":
+    if cell.format == "v1":
         run.model = broker_segments(path)
         write_settings(UnsyncedFiles(), path, Settings(index=cell.index))
-    return run, WORKLOAD.format(migrate=MIGRATE if cell.content == "v1-mixed" else "")
+    return run, WORKLOAD.format(migrate=MIGRATE if cell.format == "v1" else "")
 
 
 REAL_BYTES = 9000

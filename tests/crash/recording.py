@@ -6,7 +6,6 @@ in between is made by ``states``. A directory that LMDB syncs is noticed by ``os
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,10 @@ from unittest import mock
 import attrs
 
 from crash.files import WatchedFiles, index_calls
-from crash.history import CrashCell, Run, workload
+from crash.history import Run, workload
 from crash.model import Model
 from msgstore.directory import LOCK
-from support import catalogue
+from support import Cell, catalogue
 
 CHANGES = ("create", "pwrite", "truncate", "unlink", "replace", "sync", "sync_directory")
 """Operations that change something, or decide what survives a power loss."""
@@ -73,30 +72,24 @@ class Operation:
         return f"{self.kind} {self.path}" + (f" at {self.arguments[1]}, {len(data)} bytes" if data else "")
 
 
-@attrs.frozen
-class Recording:
-    cell: CrashCell
-    durability: str
-    initial: Tree
-    log: list[Operation]
-    last: Model
-    final: Tree
-    """The directory at the end, by which the model of the directory is checked."""
+class Recording(WatchedFiles):
+    """The file layer of a run, which logs every operation. Files get times from a clock that ticks every few changes, as those
+    of a real kernel do."""
+
+    def __init__(self, cell: Cell, run: Run) -> None:
+        super().__init__()
+        self.cell, self.run = cell, run
+        self.log: list[Operation] = []
+        self.initial = read_tree(run.path)
+        self.final: Tree = {}
+        """The directory at the end, by which the model of the directory is checked."""
+        self._changes = 0
 
     @property
     def bodies(self) -> dict[bytes, bytes]:
         """Of every message that was ever written."""
-        return {msg_id: self.last.body(msg_id) for msg_id in {*self.last.kept, *self.last.given}}
-
-
-class Recorder(WatchedFiles):
-    """Logs every operation. Files get times from a clock that ticks every few changes, as those of a real kernel do."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self.run = run
-        self.log: list[Operation] = []
-        self._changes = 0
+        model = self.run.model
+        return {msg_id: model.body(msg_id) for msg_id in {*model.kept, *model.given}}
 
     def before(self, kind, path, fd, arguments):
         self._changes += kind in CHANGES
@@ -142,16 +135,15 @@ class Recorder(WatchedFiles):
             self.note("sync_directory", self._name(path))
 
 
-def record(directory: Path, cell: CrashCell, durability: str) -> Recording:
+def record(directory: Path, cell: Cell, durability: str) -> Recording:
     """Run the workload in ``directory / "recorded"``, which is made."""
     run, steps = workload(cell, directory.resolve() / "recorded", durability)
     for path in run.path.iterdir():
         os.utime(path, ns=(10**18, 10**18))
-    initial = read_tree(run.path)
-    run.files = recorder = Recorder(run)
-    module, _, name = str(catalogue().index(cell.index).factory).partition(":")
-    index = getattr(importlib.import_module(module), name)
-    with index_calls(index, recorder.copying), mock.patch.object(os, "fsync", recorder.fsync):
+    run.files = recording = Recording(cell, run)
+    index = catalogue().index(cell.index).load_factory()
+    with index_calls(index, recording.copying), mock.patch.object(os, "fsync", recording.fsync):
         run.play(steps)
-    assert not recorder.names, f"left open: {recorder.names}"
-    return Recording(cell, durability, initial, recorder.log, run.model, read_tree(run.path))
+    assert not recording.names, f"left open: {recording.names}"
+    recording.final = read_tree(run.path)
+    return recording

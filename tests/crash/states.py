@@ -247,7 +247,7 @@ def points(recording: Recording) -> Iterator[Point]:
         yield f"killed before {where}", disk.now(), owed, "kill"
         if operation:
             yield from ((f"killed inside {where}: {label}", tree, owed, "kill") for label, tree in disk.inside(operation))
-        if recording.durability == "fsync":
+        if recording.run.keys["durability"] == "fsync":
             lost = [*disk.after_a_power_loss(f"before {seed}"), *(disk.power_loss_inside(operation, seed) if operation else [])]
             yield from ((f"power lost at {where}: {label}", tree, owed, "power loss") for label, tree in lost)
 
@@ -256,4 +256,4 @@ def points(recording: Recording) -> Iterator[Point]:
         yield from around(where, str(at), operation.owed, operation)
         disk.apply(operation)
         yield f"killed after {where}", disk.now(), operation.owed, "kill"
-    yield from around("the end", "end", recording.last)
+    yield from around("the end", "end", recording.run.model)

@@ -12,26 +12,25 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import attrs
 import pytest
 
 from attempts import Outcome, Try
-from crash.history import CRASH_CELLS, FOREIGN_CELLS, CrashCell
+from crash.history import CRASH_CELLS, FOREIGN_CRASH_CELLS, is_persistent, keys_of
 from crash.model import Aftermath, Model
 from crash.recording import Operation, Recording, Tree, record
 from crash.states import Disk, materialise, points
 from msgstore.directory import LOCK
-from support import WHOLE, Sample
+from support import WHOLE, Cell, Sample
 
 pytestmark = pytest.mark.crash
 
 both = pytest.mark.parametrize("durability", ["os", "fsync"])
-cells = pytest.mark.parametrize("crash_cell", [*CRASH_CELLS, *FOREIGN_CELLS], ids=str)
+cells = pytest.mark.parametrize("crash_cell", [*CRASH_CELLS, *FOREIGN_CRASH_CELLS], ids=str)
 
 
 def crash_points(recording: Recording, directory: Path, sample: Sample = WHOLE, enough: int | None = None) -> Outcome:
     """Open the store at every crash point; at those of ``sample`` only."""
-    outcome, cell = Outcome(), recording.cell
+    outcome, persistent, keys = Outcome(), is_persistent(recording.cell), keys_of(recording.cell)
 
     def reopen(tree: Tree, after: Aftermath, number: int) -> None:
         path = directory / f"reopened-{number}"
@@ -47,8 +46,8 @@ def crash_points(recording: Recording, directory: Path, sample: Sample = WHOLE, 
                 seen.add(key)
                 if sample.has(len(seen)):
                     outcome.states += 1
-                    passed = cell.persistent or outcome.states % 2 == 1
-                    after = Aftermath(owed, cell.keys, left_by=left_by, at_boundary=cell.persistent, pass_counts=passed)
+                    passed = persistent or outcome.states % 2 == 1
+                    after = Aftermath(owed, keys, left_by=left_by, at_boundary=persistent, pass_counts=passed)
                     yield label, partial(reopen, tree, after)
 
     return outcome.run(tries(), enough)
@@ -86,12 +85,12 @@ def test_the_model_of_the_directory_is_the_directory(crash_cell, durability, tmp
     kinds = {operation.kind for operation in recording.log}
     assert {"create", "pwrite", "truncate", "unlink", "replace", "sync", "pread"} <= kinds
     assert ("sync_directory" in kinds) >= (durability == "fsync")
-    assert ("index" in kinds) == crash_cell.persistent
+    assert ("index" in kinds) == is_persistent(crash_cell)
 
 
 # -- broken builds --------------------------------------------------------------------------------------------------------
 
-LMDB, ETS = CrashCell("lmdb", "v2"), CrashCell("ets", "v2")
+LMDB, ETS = Cell("lmdb", "v2"), Cell("ets", "v2")
 Log = list[Operation]
 
 
@@ -153,6 +152,6 @@ def no_sync_of_names(log: Log) -> Log:
 )
 def test_a_broken_build_is_caught(build, crash_cell, durability, symptom, tmp_path):
     recording = record(tmp_path, crash_cell, durability)
-    broken = attrs.evolve(recording, log=build(recording.log))
-    failures = crash_points(broken, tmp_path, enough=3).failures
+    recording.log = build(recording.log)
+    failures = crash_points(recording, tmp_path, enough=3).failures
     assert any(symptom in failure for failure in failures), failures

@@ -15,7 +15,7 @@ import pytest
 
 import msgstore
 from attempts import Outcome
-from crash.history import CRASH_CELLS
+from crash.history import CRASH_CELLS, is_persistent, keys_of
 from crash.model import NEW, demand
 from crash.recording import Recording, Tree, record
 from crash.states import LMDB, PAGE, Disk, materialise
@@ -86,9 +86,9 @@ class Look:
     @classmethod
     def before(cls, recording: Recording, tree: Tree, directory: Path) -> Look:
         materialise(tree, directory)
-        with open_with(directory, UnsyncedFiles(), **recording.cell.keys) as store:
+        with open_with(directory, UnsyncedFiles(), **keys_of(recording.cell)) as store:
             live = frozenset(entry.msg_id for entry in store.entries())
-        formats = FormatSet(catalogue(), {"checksum": 4} if recording.cell.checksummed else {})
+        formats = FormatSet(catalogue(), {"checksum": 4} if recording.cell.record == "checksum" else {})
         records = {}
         for name, state in tree.items():
             if Path(name).suffix in formats.extensions:
@@ -105,23 +105,26 @@ class Look:
         tree = {**self.tree, file: attrs.evolve(old, content=bytes(data))}
         cell, in_segment = self.recording.cell, file in self.records
         hit = {msg_id for offset, end, msg_id in self.records.get(file, []) if offset <= bit // 8 < end}
-        may_be_wrong = set() if cell.checksummed else hit
+        is_checksummed = cell.record == "checksum"
+        may_be_wrong = set() if is_checksummed else hit
         materialise(tree, path)
         served: set[bytes] = set()
         try:
-            store = open_with(path, UnsyncedFiles(), **cell.keys)
+            store = open_with(path, UnsyncedFiles(), **keys_of(cell))
         except msgstore.MsgStoreError as error:
             demand(file == SETTINGS or file.startswith(LMDB), f"the store does not open: {error}")
             demand(str(path) in str(error), f"the error does not name the store: {error}")
         else:
             try:
                 # The id of a record without a checksum, read by a scan, may be one that nobody wrote.
-                served = self._served(store, may_be_wrong, strangers=int(in_segment and not cell.checksummed))
+                served = self._served(store, may_be_wrong, strangers=int(in_segment and not is_checksummed))
                 _go_on(store)
             finally:
                 store.abandon()
         missing = self.live - served - hit
-        demand(not (missing and in_segment and cell.persistent), f"{len(missing)} messages that it did not hit cannot be read")
+        demand(
+            not (missing and in_segment and is_persistent(cell)), f"{len(missing)} messages that it did not hit cannot be read"
+        )
         if missing or bit % 5 == 0:
             materialise(tree, path)
             self._salvage(path, self.live - hit, may_be_wrong)

@@ -22,20 +22,20 @@ from typing import Any
 
 import pytest
 
-from crash.history import CrashCell
+from crash.history import is_persistent, keys_of
 from stress.worker import USUAL, Board, Findings, Task, Worker, body_of
-from support import needs_foreign, open_with
+from support import Cell, needs_foreign, open_with
 
 pytestmark = pytest.mark.crash
 
 CELLS = [
-    (CrashCell("ets", "v2"), "os"),
-    (CrashCell("ets", "v2-checksum"), "fsync"),
-    (CrashCell("lmdb", "v2"), "os"),
-    (CrashCell("lmdb", "v2-checksum"), "os"),
-    (CrashCell("lmdb", "v2"), "fsync"),
-    pytest.param(CrashCell("sqlite", "ledger"), "os", marks=needs_foreign),
-    pytest.param(CrashCell("sqlite", "v2"), "fsync", marks=needs_foreign),
+    (Cell("ets", "v2"), "os"),
+    (Cell("ets", "v2", "checksum"), "fsync"),
+    (Cell("lmdb", "v2"), "os"),
+    (Cell("lmdb", "v2", "checksum"), "os"),
+    (Cell("lmdb", "v2"), "fsync"),
+    pytest.param(Cell("sqlite", "ledger"), "os", marks=needs_foreign),
+    pytest.param(Cell("sqlite", "v2"), "fsync", marks=needs_foreign),
 ]
 THREADS = 3
 LIVING = REMOVED = 100
@@ -101,7 +101,7 @@ def told_until_killed(processes: Any, arguments: tuple[Any, ...], delay: float, 
 def test_killed_under_load(crash_cell, durability, processes, tmp_path, request, report):
     kills = request.config.getoption("--kills")
     path, chance = tmp_path / "store", random.Random(f"{crash_cell} {durability}")
-    keys = crash_cell.keys | USUAL | {"durability": durability, "sync_interval": "1ms"}
+    keys = keys_of(crash_cell) | USUAL | {"durability": durability, "sync_interval": "1ms"}
     known: dict[bytes, bytes] = {}
     """Id to its last letter: confirmed (C), about to be removed (R), removed, and a flush has returned since (D)."""
     count = confirmed = 0
@@ -121,7 +121,7 @@ def test_killed_under_load(crash_cell, durability, processes, tmp_path, request,
         assert all(body == body_of(msg_id) for msg_id, body in bodies.items())
         assert not [i.hex() for i, letter in known.items() if letter == b"C" and i not in bodies], "confirmed messages are lost"
         dead = {i: letter for i, letter in known.items() if letter == b"D"}
-        if crash_cell.persistent:
+        if is_persistent(crash_cell):
             assert not [i.hex() for i in dead.keys() & bodies.keys()], "removed messages returned"
         known = {**dead, **dict.fromkeys(bodies, b"C")}
         count += 1

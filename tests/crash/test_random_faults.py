@@ -131,7 +131,7 @@ class FaultRun(Run):
 def make_template(cell: FaultCell, path: Path) -> FaultRun:
     """One to three openings of a store, each with changes, flushes and collections; closed after the last one, or killed."""
     rng = cell.rng("history")
-    run = FaultRun(path, keys_of(cell, rng), rng)
+    run = FaultRun(path, fault_keys(cell, rng), rng)
     openings, old_format, other_index = rng.randint(1, 3), rng.random() < 0.3, rng.random() < 0.25
     index = cell.index
     if other_index and cell.phase == "opening":  # which then takes the counts over
@@ -151,7 +151,7 @@ def make_template(cell: FaultCell, path: Path) -> FaultRun:
     return run
 
 
-def keys_of(cell: FaultCell, rng: random.Random) -> dict[str, Any]:
+def fault_keys(cell: FaultCell, rng: random.Random) -> dict[str, Any]:
     return {
         "index": INDEXES[cell.index],
         "format": "v2",

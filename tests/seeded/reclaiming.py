@@ -11,22 +11,18 @@ removal-during-a-copy-is-forgotten: A message that is removed while its segment 
 deletions-are-not-synced: After a power loss deleted segments are back, and the index does not know them.
   LiveAccounting.delete_empty  tests/test_meetings.py::test_deleted_segment_is_synced_before_commit
   = self.segments.sync_directory() => pass
-empty-segment-goes-before-the-commit: A segment is deleted before the index on disk knows that it is empty: a crash leaves
-    entries without records.
+empty-segment-goes-before-the-commit: A segment goes before the index commits that: a crash leaves entries without records.
   LiveAccounting._take_empty  tests/test_meetings.py::test_segment_emptied_after_commit_survives_until_next
   = self._empty & self._dirty if self.is_persistent else set() => set[Segment]()
-damaged-segment-is-deleted: A damaged segment is deleted when its last known message goes, with records that a salvage could
-    have found.
-  LiveAccounting._take_empty  tests/test_collection.py::test_quarantined_segment_without_messages_is_kept
+damaged-segment-is-deleted: A damaged segment goes with its last known message, and with records that a salvage could find.
+  LiveAccounting._take_empty  tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it
   -  or segment.quarantined
   +
-segment-emptied-while-current-stays: A segment whose messages were all removed while it was written keeps its space until
-    somebody collects.
+segment-emptied-while-current-stays: A segment emptied while it was written keeps its space until somebody collects.
   LiveAccounting.on_sealed  tests/test_store.py::test_segment_emptied_before_sealing_is_deleted
   = if segment.live_count == 0: => if segment.live_count < 0:
 @ msgstore.engine.compact.copy_compaction
-copies-are-named-before-their-rows-are-committed: After a kill inside a copy compaction, messages that were removed while it ran
-    are back.
+copies-are-named-before-their-rows-are-committed: A kill inside a copy compaction brings removed messages back.
   _Copies.publish  tests/test_collection.py::test_kill_after_copies_are_named_keeps_removals
   = self.context.commit() => pass
 copies-are-not-synced: A power loss after a combination takes messages that were confirmed long ago.
@@ -50,8 +46,7 @@ failed-collection-looks-successful: compact() returns normally although the disk
 damage-is-not-quarantined: A damaged segment is scanned again by every collection, and its damage is not remembered.
   GarbageCollector._skip  tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it
   = segment.quarantined = True => pass
-retention-keeps-shared-messages: Retention does not drop messages that have several references, and the store grows beyond
-    max_bytes.
+retention-keeps-shared-messages: Retention drops no message with several references: the store exceeds max_bytes.
   GarbageCollector._drop  tests/test_collection.py::test_drop_reports_its_messages
   -  for _ in range(index.references(msg_id))
   +

@@ -71,8 +71,7 @@ interrupted-store-goes-on: After Ctrl-C in the middle of a change the store goes
   -         self.release()
   + self.interrupted = None
 @ msgstore.engine.client
-write-many-counts-the-failed-pair: After an error write_many says that one pair more was taken than was: the caller leaves it
-    out.
+write-many-counts-the-failed-pair: After an error write_many counts one pair too many as taken: the caller leaves it out.
   Client.write_many  tests/test_refused_calls.py::test_write_many_says_how_many_were_taken
   = length_hint(rest) - 1 => length_hint(rest)
 @ msgstore.engine.write.write_buffer
@@ -85,8 +84,7 @@ third-reference-is-lost: A message that is written three times before a flush is
 deleted-client-takes-confirmed-references: delete_and_close drops a reference to a message that is on disk.
   WriteBuffer.drop_client  tests/test_clients.py::test_delete_and_close_drops_own_buffered_messages
   = if entry[1] == client and not self._is_indexed(msg_id): => if entry[1] == client:
-removal-takes-another-clients-reference: A client that removes its reference takes that of another, whose message goes with the
-    first one.
+removal-takes-another-clients-reference: Removing a reference takes that of another client, whose message goes too early.
   WriteBuffer.release_reference  tests/test_clients.py::test_reference_counts_after_sequence_are_exact
   = client if client in shared[1] else next(iter(shared[1])) => next(iter(shared[1]))
 reference-written-anew-is-lost: A reference that is written while a remover has the message in its hand is lost by the flush.
@@ -156,8 +154,7 @@ refused-body-is-confirmed: A message that the codec refused, and that was not ta
   +                 if client.unconfirmed is not None:
   +                     client.unconfirmed.append(msg_id)
   +                 raise
-refused-body-is-taken: write raises BodyRefused, and the message is there: a second write of the id adds a reference, and no
-    body.
+refused-body-is-taken: write raises BodyRefused, and the message is there: the next write of the id adds no body.
   Writer.write_slow  tests/test_refused_calls.py::test_write_of_refused_body_takes_nothing
   - body = self._encode_body(msg_id, body)
   + try:

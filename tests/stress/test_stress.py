@@ -9,7 +9,6 @@ contract's or public: an index's methods, a format's, a file operation, a call o
 
 from __future__ import annotations
 
-import importlib
 import json
 import threading
 import time
@@ -26,8 +25,8 @@ import pytest
 import msgstore
 from msgstore.contract import Capability
 from msgstore.engine.write.flusher import Flusher
-from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import UnsyncedFiles
+from msgstore.testing.probes import eager_switching
 from stress.worker import USUAL, Board, Findings, Task, Worker, body_of, open_descriptors
 from support import CELLS, catalogue, command, in_threads, open_with
 
@@ -210,8 +209,7 @@ def test_threads_write_read_remove_and_collect(cell, messages, tmp_path, report)
 
 
 @pytest.mark.parametrize(("name", "keys"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
-def test_with_other_keys_of_the_configuration(name, keys, need_cell, messages, tmp_path, report):
-    need_cell(CELLS[name])
+def test_with_other_keys_of_the_configuration(name, keys, messages, tmp_path, report):
     messages = min(messages, ORDINARY) // 3
     outcome = run(tmp_path / "store", messages, **CELLS[name].keys | keys)
     report("stress", f"{name} {keys}: {outcome}")
@@ -225,12 +223,10 @@ A_FEW = 4
 """Calls of ``on_confirm``. All clients together may be called fewer than thirty times: a flush confirms what is there."""
 
 
-def owner(name: str) -> type:
+def owner(name: str) -> Any:
     """The class that has the method."""
     if name in ("release", "add_reference", "decode"):
-        descriptor = catalogue().format(CELL.format) if name == "decode" else catalogue().index(CELL.index)
-        module, _, attribute = str(descriptor.factory).partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return (catalogue().format(CELL.format) if name == "decode" else catalogue().index(CELL.index)).load_factory()
     return {"client": msgstore.Store, "flush": Flusher}.get(name, StressFiles)
 
 
@@ -276,8 +272,7 @@ and the kinds of findings, one of which is expected."""
 
 
 @pytest.mark.parametrize(("name", "every", "make", "symptoms"), BUILDS.values(), ids=BUILDS)
-def test_a_broken_build_is_caught(name, every, make, symptoms, need_cell, tmp_path):
-    need_cell(CELL)
+def test_a_broken_build_is_caught(name, every, make, symptoms, tmp_path):
     kind, turns = owner(name), count(1)
     with mock.patch.object(kind, name, make(getattr(kind, name), lambda: next(turns) % every == 0)):
         found = run(tmp_path / "store", 6_000, **CELL.keys).findings

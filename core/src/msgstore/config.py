@@ -145,15 +145,11 @@ def read_config(path: str | Path) -> Config:
     except RecursionError as error:
         raise ConfigError(f"{path}: cannot be read as TOML: it is nested too deeply") from error
     refuse_unknown(table, ["disabled", "stores"], f"{path}: top level")
-    stores = _tables(table.get("stores", {}), f"{path}: [stores]")
-    return Config(
-        path,
-        {
-            name: store_config(_tables(keys, f"{path}: [stores.{name}]"), f"{path}: [stores.{name}]", path.parent)
-            for name, keys in stores.items()
-        },
-        tuple(_typed(list[str], table.get("disabled", []), f"{path}: disabled")),
-    )
+    stores = {}
+    for name, keys in _tables(table.get("stores", {}), f"{path}: [stores]").items():
+        where = f"{path}: [stores.{name}]"
+        stores[name] = store_config(_tables(keys, where), where, path.parent)
+    return Config(path, stores, tuple(_typed(list[str], table.get("disabled", []), f"{path}: disabled")))
 
 
 def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfig:
@@ -262,15 +258,13 @@ def _literal(value: object, kind: Any) -> object:
 
 
 def _structure_durability(value: object, _: object) -> Any:
-    if isinstance(value, FsyncEvery):
+    if isinstance(value, FsyncEvery) or value in ("os", "fsync"):
         return value
     if isinstance(value, Mapping) and list(value) == ["fsync_every"]:
         every = parse_duration(value["fsync_every"])
         if not every:
             raise ValueError('fsync_every = 0 syncs after every flush. Write durability = "fsync".')
         return FsyncEvery(every)
-    if value in ("os", "fsync"):
-        return value
     near = _nearest(value, ("os", "fsync"))
     raise ValueError(f"""{value!r} is not one of 'os', 'fsync', {{ fsync_every = "100ms" }}{near}""")
 

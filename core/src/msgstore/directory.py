@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs.validators import and_, deep_mapping, instance_of, matches_re
 
 from msgstore.contract import Buffer, StoreError, StoreMismatch
 from msgstore.files import UNFINISHED, Files
@@ -38,7 +39,9 @@ TEMP_SUFFIX = UNFINISHED
 """Suffix of a segment that is still being written. No opening reads it."""
 ERASE_SUFFIX = ".erase"
 """Suffix of a deleted segment that still has to be overwritten with zeros."""
-_DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+_TEXT = instance_of(str)
+_NAME = and_(_TEXT, matches_re(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?"))
+"""Validates the name of a distribution."""
 _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 
 
@@ -62,30 +65,23 @@ class SegmentFile:
     mtime_ns: int
 
 
+def _check_byte(_: object, attribute: attrs.Attribute[int], value: object) -> None:
+    if type(value) is not int or not 0 <= value <= 255:
+        raise ValueError(f"{attribute.name!r} must be type bytes from 0 to 255: {value!r}")
+
+
 @attrs.frozen
 class Settings:
     """Content of ``msgstore.json``. Raises ValueError or TypeError for invalid members."""
 
-    index: str = "ets"
-    format: str = "v2"
-    record: str = "message"
-    body: str = "raw"
-    records: dict[str, int] = attrs.field(factory=dict)
+    index: str = attrs.field(default="ets", validator=_TEXT)
+    format: str = attrs.field(default="v2", validator=_TEXT)
+    record: str = attrs.field(default="message", validator=_TEXT)
+    body: str = attrs.field(default="raw", validator=_TEXT)
+    records: dict[str, int] = attrs.field(factory=dict, validator=deep_mapping(_TEXT, _check_byte, instance_of(dict)))
     """Record type name to its type byte. A binding is permanent for the directory."""
-    distributions: dict[str, str] = attrs.field(factory=dict)
+    distributions: dict[str, str] = attrs.field(factory=dict, validator=deep_mapping(_TEXT, _NAME, instance_of(dict)))
     """``kind name`` of each third-party backend to its distribution: what to install if it is missing."""
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("index", "format", "record", "body"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"its {name} is not a name")
-        records, distributions = self.records, self.distributions
-        if not isinstance(records, dict) or not all(type(byte) is int and 0 <= byte <= 255 for byte in records.values()):
-            raise ValueError("its records are not names with type bytes from 0 to 255")
-        if not isinstance(distributions, dict) or not all(
-            isinstance(name, str) and _DISTRIBUTION.fullmatch(name) for name in distributions.values()
-        ):
-            raise ValueError("its distributions are not names of backends with names of distributions")
 
     @property
     def formats(self) -> list[str]:

@@ -20,8 +20,7 @@ from pyspark.sql import functions as sf
 from msgstore.contract import Columns, ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.jobs import classes
-from msgstore.jobs.columns.arrays import fixed_width, int64, of_any_length
-from msgstore.jobs.columns.sums import IdAggregator
+from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
 from msgstore.jobs.counts import find_shares, read_share
 from msgstore.jobs.diff import DIGEST, DiffJob, DiffReport, Side, digest
 from msgstore.jobs.inputs import Found, SegmentInput

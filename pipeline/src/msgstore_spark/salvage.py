@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from msgstore.contract import Columns, Damage
-from msgstore.jobs.columns.arrays import int64
+from msgstore.jobs.columns.sums import int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part

@@ -10,12 +10,14 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing.mutations import Member, mutated
 from msgstore.contract import Damage, FormatContext, NoOptions, RecordError, ScanEnd, SegmentFormat
 from msgstore_format_v1.format import SegmentFormatV1
 
@@ -69,13 +71,6 @@ def check_against_the_book(data: bytes) -> None:
     assert (found, list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)), scan.end) == by_the_book(data)
 
 
-def changed(data: bytes, changes: list[tuple[int, int]]) -> bytes:
-    found = bytearray(data)
-    for at, byte in changes if data else ():
-        found[at % len(data)] = byte
-    return bytes(found)
-
-
 ids = st.binary(min_size=16, max_size=16)
 pieces = st.one_of(
     st.builds(record, st.sampled_from([A, B]) | ids, st.binary(max_size=400)),
@@ -86,13 +81,15 @@ pieces = st.one_of(
     st.binary(max_size=8),
 )
 records = st.lists(st.builds(record, ids, st.binary(max_size=60)), max_size=15).map(b"".join)
-changes = st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4)
 sparse = st.lists(st.sampled_from([0, 0, 0, 16, 17, 255]), max_size=200).map(bytes)
 
 
 @settings(database=None, max_examples=3 * settings.default.max_examples)
 @given(
-    st.lists(pieces, max_size=25).map(b"".join) | st.builds(changed, records, changes) | st.binary(max_size=200) | sparse,
+    st.lists(pieces, max_size=25).map(b"".join)
+    | st.builds(mutated, st.builds(Random, st.integers(0, 2**32)), st.builds(Member, records))
+    | st.binary(max_size=200)
+    | sparse,
     st.integers(0, 40),
 )
 def test_scan_of_any_bytes_keeps_the_rules(data, cut):

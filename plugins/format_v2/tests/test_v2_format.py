@@ -10,12 +10,14 @@ import struct
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing.mutations import Member, mutated
 from msgstore.contract import (
     BoundRecord,
     Damage,
@@ -100,13 +102,6 @@ def check_against_the_book(data: bytes) -> None:
     assert (found, list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)), scan.end) == by_the_book(data)
 
 
-def changed(data: bytes, changes: list[tuple[int, int]]) -> bytes:
-    found = bytearray(data)
-    for at, byte in changes if data else ():
-        found[at % len(data)] = byte
-    return bytes(found)
-
-
 bodies = st.binary(max_size=60)
 ids = st.sampled_from([b"a" * 16, b"b" * 16, b"\x03" * 16]) | st.binary(min_size=16, max_size=16)
 pieces = st.one_of(
@@ -117,11 +112,14 @@ pieces = st.one_of(
     st.binary(max_size=8),
 )
 messages = st.lists(st.builds(message, ids, bodies), max_size=20).map(b"".join)
-changes = st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4)
 
 
 @settings(database=None, max_examples=2 * settings.default.max_examples)
-@given(st.lists(pieces, max_size=30).map(b"".join) | st.builds(changed, messages, changes), st.integers(0, 30))
+@given(
+    st.lists(pieces, max_size=30).map(b"".join)
+    | st.builds(mutated, st.builds(Random, st.integers(0, 2**32)), st.builds(Member, messages)),
+    st.integers(0, 30),
+)
 def test_scan_of_any_records_keeps_the_rules(records, cut):
     data = HEADER + records
     check_against_the_book(data)

@@ -201,9 +201,7 @@ class LiveStore(Store):
     writer are not counted. Until a writer comes, the store shows what its opening recovered, unconfirmed records included.
     """
 
-    def __init__(
-        self, opened: OpenDirectory, catalogue: Catalogue, tracker: WriterTracker, obstacle: str | None = None
-    ) -> None:
+    def __init__(self, opened: OpenDirectory, catalogue: Catalogue, tracker: WriterTracker, obstacle: str | None) -> None:
         """``obstacle``: why the index cannot be read next to a writer, or None."""
         self._catalogue = catalogue
         self._tracker = tracker

@@ -12,7 +12,6 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +72,15 @@ def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
     """
     paths = list(map(Path, paths))
     files = find_files(paths, lambda file: file in paths or _is_data(file), "of counts, which are Parquet in a directory")
-    return [share for file in files for share in shares_of(file, size, partial(_check_columns, file))]
+    shares: list[Share] = []
+    for file in files:
+        found, schema = shares_of(file, size)
+        if schema is not None:
+            from msgstore.jobs.columns.messages import COUNTS, check_columns
+
+            check_columns(schema, str(file), COUNTS, ignore_others=True)
+        shares += found
+    return shares
 
 
 def _is_data(file: Path) -> bool:
@@ -87,12 +94,6 @@ def _is_data(file: Path) -> bool:
             f"{file}: is not Parquet, as the files of a directory of counts are; give files of lines by themselves"
         )
     return False
-
-
-def _check_columns(file: Path, schema: pa.Schema) -> None:
-    from msgstore.jobs.columns.messages import COUNTS, check_columns
-
-    check_columns(schema, str(file), COUNTS, ignore_others=True)
 
 
 def read_share(share: Share) -> Iterator[pa.RecordBatch]:
@@ -165,7 +166,7 @@ def _parse(path: str, offset: int, block: bytes) -> pa.RecordBatch:
 def _batch(ids: bytes, counts: pa.Array) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from msgstore.jobs.columns.arrays import fixed_width
+    from msgstore.jobs.columns.sums import fixed_width
 
     return pa.record_batch([fixed_width(ids), counts], ["id", "count"])
 

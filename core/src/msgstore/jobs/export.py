@@ -25,10 +25,6 @@ from msgstore.plugins.catalogue import Catalogue
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from msgstore.jobs.output.datasets import Written
-
-Numbered = tuple[int, Task]
-
 
 @attrs.frozen
 class ExportJob(SegmentJob):
@@ -46,14 +42,7 @@ class ExportJob(SegmentJob):
         """Columns of the files. Partition columns are in the names of directories."""
         return [name for name in self.schema.names if name not in self.partition_by]
 
-    @property
-    def file_schema(self) -> pa.Schema:
-        """Schema of the files."""
-        from msgstore.jobs.columns.schemas import project
-
-        return project(self.schema, self.columns)
-
-    def tasks(self) -> list[Numbered]:
+    def tasks(self) -> list[tuple[int, Task]]:
         """Return the tasks. They, and so the files, are the same with every runner."""
         return list(enumerate(pack(self.found.inputs)))
 
@@ -94,30 +83,30 @@ def plan_export(
 # -- one task -----------------------------------------------------------------------------------------------------------------
 
 
-Exported = tuple["Written", list[tuple[int, int, tuple[Damage, ...]]]]
-"""Files of one task, and rows, bytes of bodies and damage of each of its segments. Picklable, small."""
+def export_task(task: tuple[int, Task], job: ExportJob, staging: str) -> tuple[Any, list[tuple[int, int, tuple[Damage, ...]]]]:
+    """Write the files of one task. Return them, and rows, bytes of bodies and damage of each segment: picklable, small.
 
-
-def export_task(task: Numbered, job: ExportJob, staging: str) -> Exported:
-    """Write the files of one task. Raises StoreError for values that do not fit into a row, StoreIOError, PluginError."""
+    Raises StoreError for values that do not fit into a row, StoreIOError, PluginError.
+    """
     import pyarrow.compute as pc
 
     from msgstore.jobs.columns.batches import record_batches
+    from msgstore.jobs.columns.schemas import project
     from msgstore.jobs.output.datasets import DatasetWriter
 
     codec = None if job.codec is None else open_codec(job.codec)
     found = []
-    with DatasetWriter(staging, task[0], job.file_schema) as writer:
-        for item in task[1]:
-            rows = size = 0
-            for batch in record_batches(item, job.schema, codec):
-                for where, some in _by_folder(batch, job.partition_by):
-                    writer.write(where, some.select(job.columns))
-                rows += batch.num_rows
-                if "body" in job.schema.names:
-                    size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
-            found.append((rows, size, judge(item).damage))
-        return writer.finish(), found
+    writer = DatasetWriter(staging, task[0], project(job.schema, job.columns))
+    for item in task[1]:
+        rows = size = 0
+        for batch in record_batches(item, job.schema, codec):
+            for where, some in _by_folder(batch, job.partition_by):
+                writer.write(where, some.select(job.columns))
+            rows += batch.num_rows
+            if "body" in job.schema.names:
+                size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
+        found.append((rows, size, judge(item).damage))
+    return writer.finish(), found
 
 
 def _by_folder(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -187,8 +176,9 @@ class ExportReport(Findings):
         )
 
 
-def export(job: ExportJob, run: Run[Numbered, Exported], meter: Meter) -> ExportReport:
+def export(job: ExportJob, run: Run[Any, Any], meter: Meter) -> ExportReport:
     """Execute a job; ``run`` executes its tasks. Raises StoreError, StoreIOError or PluginError, and then nothing is left."""
+    from msgstore.jobs.columns.schemas import project
     from msgstore.jobs.output.datasets import dataset
 
     report = ExportReport(job.sources, job.to, job.columns)
@@ -202,6 +192,6 @@ def export(job: ExportJob, run: Run[Numbered, Exported], meter: Meter) -> Export
                 report.inputs.append(ExportedInput(item.path, item.format, item.size, rows, size))
                 report.add_damage(item.path, damage)
                 meter.add(item.size)
-        files = staging.commit(attempts, job.file_schema)
+        files = staging.commit(attempts, project(job.schema, job.columns))
     report.files, report.written = len(files), sum(size for _, size in files)
     return report

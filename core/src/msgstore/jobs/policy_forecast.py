@@ -12,7 +12,7 @@ from msgstore.config import structure
 from msgstore.contract import Action, Drop, GcPolicyDescriptor, MsgStoreError, PluginError, SegmentStats, StoreError
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
-from msgstore.engine.compact.garbage_collector import judge, numbers_of
+from msgstore.engine.compact import judge, numbers_of
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment

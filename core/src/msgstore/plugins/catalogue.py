@@ -7,7 +7,6 @@ points. It also lists the installed alternatives and the ``pip install`` line th
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,28 +17,19 @@ import attrs
 
 from msgstore.contract import (
     CONTRACT_VERSION,
-    BodyCodec,
     BodyCodecDescriptor,
-    BodyCodecWithFields,
     BrokenPlugin,
-    Capability,
-    CompactableFormat,
     ConfigError,
     Descriptor,
-    GcPolicy,
     GcPolicyDescriptor,
-    Index,
     IndexDescriptor,
     JobRunnerDescriptor,
     MsgStoreError,
     PluginError,
-    RecordType,
     RecordTypeDescriptor,
-    RecordTypeWithFields,
-    SegmentFormat,
     SegmentFormatDescriptor,
 )
-from msgstore.plugins.loader import Loaded, Provider, Registration, extensions_of, find_entry_points, load
+from msgstore.plugins.loader import Loaded, Provider, Registration, extensions_of, find_entry_points, load, missing_names
 
 D = TypeVar("D", bound=Descriptor)
 _Exceptions = type[BaseException] | tuple[type[BaseException], ...]
@@ -75,19 +65,6 @@ _KNOWN_EXTENSIONS = {".rdq": "v1", ".rdt": "v1", ".sqs": "v2"}
 """File extension to the format of the project that reads it."""
 _KNOWN_BODIES = {b"\x83h": "erlang", b"\x83m": "erlang"}
 """First bytes of bodies that brokers store, to the body codec: an external term that is a tuple or a binary."""
-
-_PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
-    (SegmentFormatDescriptor, None): SegmentFormat,
-    (SegmentFormatDescriptor, Capability.COMPACTABLE): CompactableFormat,
-    (RecordTypeDescriptor, None): RecordType,
-    (RecordTypeDescriptor, Capability.FIELDS): RecordTypeWithFields,
-    (IndexDescriptor, None): Index,
-    (GcPolicyDescriptor, None): GcPolicy,
-    (BodyCodecDescriptor, None): BodyCodec,
-    (BodyCodecDescriptor, Capability.FIELDS): BodyCodecWithFields,
-}
-"""Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part
-of the contract."""
 
 
 @attrs.frozen
@@ -203,7 +180,7 @@ class Catalogue(Loaded):
         store would open, and a later flush or collection would fail."""
         with self.attribute_errors(descriptor, "cannot be created"):
             backend = descriptor.load_factory()(argument)
-            if missing := list(_missing_names(backend, descriptor)):
+            if missing := list(missing_names(backend, descriptor)):
                 class_name = f"{type(backend).__module__}.{type(backend).__qualname__}"
                 raise TypeError(f"{class_name} has no {', '.join(missing)}, which the contract requires")
         return backend
@@ -325,18 +302,6 @@ def _listed(found: Sequence[Registration], but: Registration | None = None) -> s
     """Return names, each with its distribution, as one line."""
     names = (f"{one.descriptor.name} ({one.provider.distribution} {one.provider.version})" for one in found if one is not but)
     return ", ".join(sorted(names)) or "none"
-
-
-def _missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
-    """Yield the names that the protocols of the descriptor require and ``backend`` does not have."""
-    for (kind, capability), protocol in _PROTOCOLS.items():
-        if not isinstance(descriptor, kind) or capability not in (None, *descriptor.capabilities):
-            continue
-        yield from (name for name in inspect.get_annotations(protocol) if not hasattr(backend, name))
-        for name, method in vars(protocol).items():
-            public = not name.startswith("_") or name == "__len__"
-            if public and inspect.isfunction(method) and not callable(getattr(backend, name, None)):
-                yield name
 
 
 def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:

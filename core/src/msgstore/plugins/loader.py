@@ -10,13 +10,15 @@ import inspect
 import os
 import re
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
+from typing import get_type_hints
 
 import attrs
 import pluggy
 
-from msgstore import hookspecs
+from msgstore import contract, hookspecs
 from msgstore.contract import (
     BodyCodecDescriptor,
     Capability,
@@ -47,15 +49,23 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
 }
 """Kind of backend to (hook, class of its descriptors). A kind is the configuration key or option that selects a backend."""
 
+_PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
+    (SegmentFormatDescriptor, None): contract.SegmentFormat,
+    (SegmentFormatDescriptor, Capability.COMPACTABLE): contract.CompactableFormat,
+    (RecordTypeDescriptor, None): contract.RecordType,
+    (RecordTypeDescriptor, Capability.FIELDS): contract.RecordTypeWithFields,
+    (IndexDescriptor, None): contract.Index,
+    (GcPolicyDescriptor, None): contract.GcPolicy,
+    (BodyCodecDescriptor, None): contract.BodyCodec,
+    (BodyCodecDescriptor, Capability.FIELDS): contract.BodyCodecWithFields,
+}
+"""Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part
+of the contract."""
+
 EVENT_HOOKS: dict[str, type[events.Event]] = {
-    "msgstore_store_opened": events.StoreOpenedEvent,
-    "msgstore_store_closed": events.StoreClosedEvent,
-    "msgstore_segment_rolled": events.SegmentRolledEvent,
-    "msgstore_segment_deleted": events.SegmentDeletedEvent,
-    "msgstore_recovery_finished": events.RecoveryFinishedEvent,
-    "msgstore_corruption_found": events.CorruptionFoundEvent,
-    "msgstore_collection_finished": events.CollectionFinishedEvent,
-    "msgstore_messages_dropped": events.MessagesDroppedEvent,
+    name: get_type_hints(hook)["event"]
+    for name, hook in vars(hookspecs).items()
+    if "event" in getattr(hook, "__annotations__", ())
 }
 """Event hook to the class of its events."""
 
@@ -145,9 +155,20 @@ def _read_entry_points(_installed: tuple[object, ...]) -> tuple[tuple[Provider, 
     return tuple(found[key] for key in sorted(found))
 
 
+class _PluginManager(pluggy.PluginManager):
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """Return the options of a hook implementation; None for other names.
+
+        Skips names that a module only computes (``__getattr__``): pluggy would import what they stand for, at each opening.
+        """
+        if isinstance(plugin, types.ModuleType) and name not in vars(plugin):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded:
     """Import and register each plugin, and call its registration hooks. Records failures instead of raising."""
-    manager = pluggy.PluginManager(hookspecs.GROUP)
+    manager = _PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
     failures: list[Failure] = []
     providers: dict[str, Provider] = {}
@@ -211,7 +232,9 @@ def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[st
     """Yield problems of a plugin whose hooks are never called: pluggy ignores functions without ``hookimpl``."""
     implemented = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     hooks = [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS]
-    unmarked = [hook for hook in hooks if hook not in implemented and inspect.isroutine(getattr(plugin, hook, None))]
+    unmarked = [
+        hook for hook in hooks if hook not in implemented and inspect.isroutine(inspect.getattr_static(plugin, hook, None))
+    ]
     if unmarked:
         yield f"does not mark {', '.join(unmarked)} with @msgstore.hookimpl, so nothing calls it"
     elif not implemented:
@@ -260,3 +283,15 @@ def extensions_of(descriptor: Descriptor) -> tuple[str, ...]:
     if not isinstance(descriptor, SegmentFormatDescriptor):
         return ()
     return *descriptor.leftover_extensions, descriptor.extension
+
+
+def missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
+    """Yield the names that the protocols of the descriptor require and ``backend`` does not have."""
+    for (kind, capability), protocol in _PROTOCOLS.items():
+        if not isinstance(descriptor, kind) or capability not in (None, *descriptor.capabilities):
+            continue
+        yield from (name for name in inspect.get_annotations(protocol) if not hasattr(backend, name))
+        for name, method in vars(protocol).items():
+            public = not name.startswith("_") or name == "__len__"
+            if public and inspect.isfunction(method) and not callable(getattr(backend, name, None)):
+                yield name

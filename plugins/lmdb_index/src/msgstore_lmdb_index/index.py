@@ -7,7 +7,6 @@ import logging
 import os
 import struct
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
@@ -222,29 +221,20 @@ class LmdbIndex:
         return slot != 0
 
     def release(self, ids: Sequence[bytes]) -> ReleaseResult:
+        slots = dict(zip(ids, map(self._slot, ids), strict=True))  # if LMDB raises, nothing is released
         freed: list[tuple[bytes, int]] = []
         missing: list[bytes] = []
-        newest, find = self._slots, self._slot
-        msg_id = b""
-        try:
-            for msg_id in ids:
-                slot = find(msg_id)
-                if not slot:
-                    missing.append(msg_id)
-                elif slot & _COUNT > 1:
-                    newest[msg_id] = slot - 1
-                else:
-                    newest[msg_id] = 0
-                    freed.append((msg_id, slot >> _COUNT_BITS))
-        except BaseException:  # LMDB raises only at the first lookup of an id, so all earlier ids were released
-            self._undo_release(Counter(ids[: ids.index(msg_id)]) - Counter(missing), dict(freed))
-            raise
+        for msg_id in ids:
+            slot = slots[msg_id]
+            if not slot:
+                missing.append(msg_id)
+            elif slot & _COUNT > 1:
+                slots[msg_id] = slot - 1
+            else:
+                slots[msg_id] = 0
+                freed.append((msg_id, slot >> _COUNT_BITS))
+        self._slots.update(slots)
         return ReleaseResult(freed, missing)
-
-    def _undo_release(self, released: Mapping[bytes, int], freed: Mapping[bytes, int]) -> None:
-        """Add the released references again. ``freed`` has the locations of the ids that lost their last reference."""
-        for msg_id, count in released.items():
-            self._slots[msg_id] = (self._slots[msg_id] or freed[msg_id] << _COUNT_BITS) + count
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
         moved = 0

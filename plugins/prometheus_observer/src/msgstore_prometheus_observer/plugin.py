@@ -6,6 +6,7 @@ Each store calls hooks on its own observer thread, so hooks of two stores may ru
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgstore import hookimpl
@@ -30,41 +31,20 @@ def metrics() -> Metrics:
         return _instances[0]
 
 
-@hookimpl
-def msgstore_store_opened(event: events.StoreOpenedEvent) -> None:
-    metrics().store_opened(event)
+def _calls(method: str) -> Callable[[events.Event], None]:
+    """Return a hook that calls the method of the metrics."""
+
+    def hook(event: events.Event) -> None:
+        getattr(metrics(), method)(event)
+
+    return hookimpl(hook)
 
 
-@hookimpl
-def msgstore_store_closed(event: events.StoreClosedEvent) -> None:
-    metrics().store_closed(event)
-
-
-@hookimpl
-def msgstore_segment_rolled(event: events.SegmentRolledEvent) -> None:
-    metrics().segment_rolled(event)
-
-
-@hookimpl
-def msgstore_segment_deleted(event: events.SegmentDeletedEvent) -> None:
-    metrics().segment_deleted(event)
-
-
-@hookimpl
-def msgstore_recovery_finished(event: events.RecoveryFinishedEvent) -> None:
-    metrics().recovery_finished(event)
-
-
-@hookimpl
-def msgstore_corruption_found(event: events.CorruptionFoundEvent) -> None:
-    metrics().corruption_found(event)
-
-
-@hookimpl
-def msgstore_collection_finished(event: events.CollectionFinishedEvent) -> None:
-    metrics().collection_finished(event)
-
-
-@hookimpl
-def msgstore_messages_dropped(event: events.MessagesDroppedEvent) -> None:
-    metrics().messages_dropped(event)
+msgstore_store_opened = _calls("store_opened")
+msgstore_store_closed = _calls("store_closed")
+msgstore_segment_rolled = _calls("segment_rolled")
+msgstore_segment_deleted = _calls("segment_deleted")
+msgstore_recovery_finished = _calls("recovery_finished")
+msgstore_corruption_found = _calls("corruption_found")
+msgstore_collection_finished = _calls("collection_finished")
+msgstore_messages_dropped = _calls("messages_dropped")

@@ -91,7 +91,6 @@ class BrokerCounts:
             self.references[msg_id] = references
 
     def object(self, problem: str) -> None:
-        """Note a reason not to trust the counts."""
         self.problem = self.problem or problem
 
     def compare_summary(self, segments: Segments, rows: Iterator[Row]) -> None:
@@ -106,11 +105,11 @@ class BrokerCounts:
             self.object(f"segment {number} is missing, and has {summary[number][0]} bytes of live records by {SAVED_SUMMARY}")
         for segment in segments:
             live_bytes, size = summary.get(segment.number, (0, -1))
+            name, alive = segment.path.name, live[segment.number]
             if size != segment.size:
-                self.object(f"{segment.path.name} has {segment.size} bytes, and not as many by {SAVED_SUMMARY}")
-            elif live_bytes != live[segment.number]:
-                alive = f"{live[segment.number]} bytes of {segment.path.name} are alive by it"
-                self.object(f"{alive}, and {live_bytes} by {SAVED_SUMMARY}")
+                self.object(f"{name} has {segment.size} bytes, and not as many by {SAVED_SUMMARY}")
+            elif live_bytes != alive:
+                self.object(f"{alive} bytes of {name} are alive by it, and {live_bytes} by {SAVED_SUMMARY}")
 
     def decide(self, found: Sequence[Found]) -> tuple[CountsFrom, dict[bytes, int]]:
         """Compare with the records of all segments. Return the source of the counts, and the count of every live message."""
@@ -144,9 +143,8 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
 
     Raises StoreError if the system cannot read them, unless ``read_only``: an opening that writes removes them permanently.
     """
-    path, summary = shutdown_files.saved(SAVED_COUNTS), shutdown_files.saved(SAVED_SUMMARY)
-    counts = BrokerCounts(segments.directory)
-    unused: object = None
+    path, summary = shutdown_files.find_saved(SAVED_COUNTS), shutdown_files.find_saved(SAVED_SUMMARY)
+    counts, unused = BrokerCounts(segments.directory), None
     if path is None:
         path, unused = segments.directory / SAVED_SUMMARY, f"there is no {SAVED_COUNTS} beside it"
     elif shutdown_files.text is None:
@@ -171,7 +169,7 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
                     f"the cause and open the store again; if it is lost, move it away, or pass the counts (refcounts=, "
                     f"--refcounts)."
                 ) from error
-            path, unused = error.filename or path, error.strerror or error
+            path, unused = error.filename or path, error.strerror or str(error)
     if unused is None:
         return counts
     what = "%s: not used: %s. Every record counts as one message. Pass the counts (refcounts=, --refcounts) if you have them."

@@ -70,9 +70,10 @@ def last_v1_file(segments: Iterable[tuple[int, str]]) -> int | None:
     return max((number for number, extension in segments if extension == _LEGACY_EXTENSION), default=None)
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class ShutdownFiles:
-    """Files that the last shutdown left in the directory, of msgstore or of RabbitMQ."""
+    """Files that the last shutdown left in the directory, of msgstore or of RabbitMQ. ``retire`` and ``finish`` remove them,
+    and may be repeated after a failure."""
 
     files: Files
     directory: Path
@@ -82,6 +83,10 @@ class ShutdownFiles:
     """Text of the hidden or unfinished ``clean.dot``, or None."""
     foreign: bool
     """True if RabbitMQ's saved index is there: it has shut down cleanly since the last opening, which renames these files."""
+    saved: bytes | None = None
+    """Text of ``clean.dot`` in the saved state of the index; None after a dirty shutdown."""
+    state: Mapping[bytes, bytes | None] = attrs.field(factory=dict)
+    """Part of the commit that says that the store is open."""
 
     @classmethod
     def read(cls, files: Files, directory: Path) -> ShutdownFiles:
@@ -95,7 +100,11 @@ class ShutdownFiles:
         """Text of the last clean shutdown; None after a dirty one."""
         return self.clean if self.clean is not None else self.pending
 
-    def saved(self, name: str) -> Path | None:
+    def client_refs(self) -> set[bytes]:
+        """Return the clients of the last clean shutdown; none after a dirty one, or if the text is damaged."""
+        return parse_client_refs(self.text or b"")
+
+    def find_saved(self, name: str) -> Path | None:
         """Return the path of one file of RabbitMQ's saved index, or None.
 
         An interrupted opening may have renamed one of the two. Then it is read under its new name, as long as the other file
@@ -105,48 +114,26 @@ class ShutdownFiles:
         found = [candidate for candidate in (name, KEPT + name) if candidate in there]
         return self.directory / found[0] if found and self.foreign else None
 
-    def client_refs(self) -> set[bytes]:
-        """Return the clients of the last clean shutdown; none after a dirty one, or if the text is damaged."""
-        return parse_client_refs(self.text or b"")
-
-
-def _text(files: Files, path: Path) -> bytes:
-    """Return the text, or, of a longer one that cannot be msgstore's, its first part."""
-    with files.view(path) as data:
-        return data[: _MAX_CLEAN + 1]
-
-
-@attrs.frozen(eq=False)
-class CleanStopMarker:
-    """Mark of the last clean shutdown. Methods may be repeated after a failure."""
-
-    shutdown_files: ShutdownFiles
-    saved: bytes | None
-    """Text of ``clean.dot`` in the saved state of the index; None after a dirty shutdown."""
-    state: Mapping[bytes, bytes | None]
-    """Part of the commit that says that the store is open."""
-
     def retire(self, accounting: LiveAccounting) -> None:
         """Hide ``clean.dot`` before the first change. Caller holds the flush lock. Raises StoreIOError.
 
         This comes before the index says that the store is open: otherwise a crash in between would look like a shutdown of
         RabbitMQ. The next commit writes all rows; that of the current segment says that it may grow.
         """
-        files, directory, sync = self.shutdown_files.files, self.shutdown_files.directory, accounting.segments.is_durable
+        files, directory, segments = self.files, self.directory, accounting.segments
         with io_errors(directory):
-            if self.saved is not None and self.saved == self.shutdown_files.pending:
+            if self.saved is not None and self.saved == self.pending:
                 files.unlink(directory / CLEAN)
-            elif self.shutdown_files.clean is not None:
+            elif self.clean is not None:
                 with suppress(FileNotFoundError):  # renamed already, by an attempt that failed later
                     files.replace(directory / CLEAN, directory / PENDING_CLEAN)
-            if sync:
+            if segments.is_durable:
                 files.sync_directory(directory)
         with accounting.state_lock:
-            for segment in accounting.segments:
+            for segment in segments:
                 accounting.mark_dirty(segment)
-        current = accounting.segments.current
-        if current is not None:
-            accounting.segments.hints.drop(current)
+        if segments.current is not None:
+            segments.hints.drop(segments.current)
 
     def finish(self, accounting: LiveAccounting) -> None:
         """Hide RabbitMQ's saved index and delete the hidden ``clean.dot``, after the commit. Raises StoreIOError.
@@ -154,15 +141,21 @@ class CleanStopMarker:
         The index is renamed, not deleted, because it has the only copy of the counts. ``clean.dot`` goes last: until then the
         opening can be undone. A power loss may bring it back, which does no harm: the index says that the store is open.
         """
-        files, directory = self.shutdown_files.files, self.shutdown_files.directory
+        files, directory = self.files, self.directory
         with io_errors(directory):
-            there = files.list(directory) if self.shutdown_files.foreign else {}
+            there = files.list(directory) if self.foreign else {}
             for name in SAVED_INDEXES:
                 if name in there:
                     files.replace(directory / name, directory / (KEPT + name))
             if accounting.segments.is_durable:
                 files.sync_directory(directory)
             files.unlink(directory / PENDING_CLEAN)
+
+
+def _text(files: Files, path: Path) -> bytes:
+    """Return the text, or, of a longer one that cannot be msgstore's, its first part."""
+    with files.view(path) as data:
+        return data[: _MAX_CLEAN + 1]
 
 
 def save_clean(accounting: LiveAccounting, client_refs: set[bytes]) -> bool:

@@ -16,7 +16,7 @@ from msgstore.directory import Settings, are_saved, check_writable, find_segment
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events import Telemetry
 from msgstore.engine.open.adoption import admit
-from msgstore.engine.open.clean_shutdown import CleanStopMarker, ShutdownFiles, publish_clean, save_clean
+from msgstore.engine.open.clean_shutdown import ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.recovery import recover_index, sum_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, RecoveryRun, too_large
 from msgstore.engine.segment.segment import Segment, remove_leftovers
@@ -123,7 +123,8 @@ def _begin_writing(
         if segment.live_count == 0 and recovery.how != "rebuild" and not recovery.lost:
             accounting.queue_deletion(segment)  # a crash came between the commit and the deletion
     saved = state.get(CLEAN_KEY)
-    marker = CleanStopMarker(shutdown_files, saved, {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None})
+    is_open = {**gone_rows(state, segments), LAYOUT_KEY: LAYOUT, CLEAN_KEY: None}
+    marker = attrs.evolve(shutdown_files, saved=saved, state=is_open)
     if recovery.how == "trust" and saved is not None and not recovery.scanned:
         accounting.marker = marker  # nothing is written before the first change
     else:

@@ -7,16 +7,19 @@ Copies in other segments are records there: which one counts is settled by rank 
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
+from itertools import repeat
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
-from msgstore.jobs.columns.arrays import MAX_VALUE, Spans, fixed_width, int64, spans, take_bodies
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
+from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, UnreadableSegmentError, judge, opening
 from msgstore.jobs.reports import SpanReport
@@ -24,6 +27,8 @@ from msgstore.jobs.workers import OpenCodec
 from msgstore.scan import OpenFormat
 from msgstore.scan.segment import values_of
 
+MAX_VALUE = 2**31 - 1
+"""Bytes that a value of a binary column can have."""
 BATCH_ROWS = 2**16
 BATCH_BYTES = 64 * 2**20
 """Of the span of file that the bodies of a batch are taken from, and of what a codec makes of them, which may be a thousand
@@ -133,7 +138,7 @@ def _batches(
     columns |= {name: _field(form, data, rows, name, schema.field(name).type) for name in others}
     placed: Spans | None = None
     if asked or "body" in names:
-        placed = spans(form, data, rows.column("offset"), rows.column("size"), rows.column("type"))
+        placed = _spans(form, data, rows.column("offset"), rows.column("size"), rows.column("type"))
     first = 0
     while first < rows.num_rows:
         count = min(BATCH_ROWS, rows.num_rows - first)
@@ -141,7 +146,7 @@ def _batches(
         if placed is not None:
             limit = placed[0][first].as_py() + BATCH_BYTES
             count = max(1, pc.sum(pc.less_equal(placed[1].slice(first, count), limit)).as_py())
-            bodies = take_bodies(data, *(edge.slice(first, count) for edge in placed))
+            bodies = _take_bodies(data, *(edge.slice(first, count) for edge in placed))
         begin = first
         for length, decoded in _decoded(codec, asked, rows.slice(first, count), bodies):
             part = {name: columns[name].slice(first, length) for name in names & columns.keys()} | decoded
@@ -153,6 +158,61 @@ def _batches(
 
 _PLACE = ("store", "file", "format")
 _OWN = {*_PLACE, "offset", "size", "type", "id", "body"}
+
+
+Spans = tuple[pa.Int64Array, pa.Int64Array]
+"""(begins, ends)."""
+
+
+def _spans(form: OpenFormat, data: Buffer, offsets: pa.Int64Array, sizes: pa.Int64Array, types: pa.UInt8Array) -> Spans:
+    """Return the spans of the bodies of scanned records, of one at least. For FRAMED types ``body_span`` is called once.
+
+    Raises ValueError for a body outside of its record.
+    """
+    kinds = set(pc.unique(types).to_pylist())
+    if kinds <= form.framed:
+        before, behind = array("q", bytes(8 * 256)), array("q", bytes(8 * 256))
+        for kind in kinds:
+            row = pc.index(types, kind).as_py()
+            offset, size = offsets[row].as_py(), sizes[row].as_py()
+            begin, end = form.format.body_span(data, offset, size)
+            before[kind], behind[kind] = begin - offset, offset + size - end
+        begins = pc.add(offsets, int64(before).take(types))
+        ends = pc.subtract(pc.add(offsets, sizes), int64(behind).take(types))
+    else:
+        found = map(form.format.body_span, repeat(data), offsets.to_pylist(), sizes.to_pylist())
+        begins, ends = (pa.array(edge, pa.int64()) for edge in zip(*found, strict=True))
+    inside = pc.and_(pc.less_equal(offsets, begins), pc.less_equal(ends, pc.add(offsets, sizes)))
+    if not pc.all(pc.and_(inside, pc.less_equal(begins, ends))).as_py():
+        raise ValueError("a body is said to be outside of its record")
+    return begins, ends
+
+
+def _take_bodies(data: Buffer, begins: pa.Int64Array, ends: pa.Int64Array) -> pa.BinaryArray:
+    """Return bodies that are copied out of ``data``. At least one, ascending; together with what is between them they have at
+    most MAX_VALUE bytes, or there is a single one: null if it is longer."""
+    base, end = begins[0].as_py(), ends[-1].as_py()
+    if end - base > MAX_VALUE:
+        return pa.nulls(1, pa.binary())
+    count = len(begins)
+    # The file is one column of bodies and what stands between them: every other value is a body.
+    edges = array("i", bytes(8 * count))
+    edges[0::2] = _int32(pc.subtract(begins, base))
+    edges[1::2] = _int32(pc.subtract(ends, base))
+    window = pa.py_buffer(data).slice(base, end - base)
+    view = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), window])
+    return view.take(_even_numbers(1 << (count - 1).bit_length())[:count])
+
+
+@cache
+def _even_numbers(count: int) -> pa.Int32Array:
+    return pa.array(range(0, 2 * count, 2), pa.int32())
+
+
+def _int32(column: pa.Int64Array) -> array[int]:
+    values = array("i")
+    values.frombytes(memoryview(column.cast(pa.int32()).buffers()[1])[: 4 * len(column)])
+    return values
 
 
 def _decoded(

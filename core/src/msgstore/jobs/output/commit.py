@@ -18,7 +18,7 @@ from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.output.parts import Part, Target, backends_of, read_references
 from msgstore.jobs.output.staging_directory import StagingDirectory
-from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.jobs.workers import installed
 from msgstore.scan import OpenFormat
 
 log = logging.getLogger("msgstore.bulk")
@@ -34,35 +34,25 @@ class Staging(StagingDirectory):
     """
 
     target: Target
-    _catalogue: Catalogue
 
     @classmethod
-    def begin(
-        cls,
-        target: Target,
-        *,
-        sources: Iterable[str | Path] = (),
-        catalogue: Catalogue | None = None,
-        files: Files | None = None,
-    ) -> Staging:
+    def begin(cls, target: Target, *, sources: Iterable[str | Path] = (), files: Files | None = None) -> Staging:
         """Check the target, delete what killed jobs for it left, and begin.
 
         ``sources`` are paths that the job reads: the store must not be inside one. Raises ConfigError, PluginError, StoreError
         if the destination exists, StoreLocked if another job creates it.
         """
-        catalogue = catalogue or load_catalogue()
-        backends_of(target, catalogue)
-        return cls.claim(target.destination, sources, files)._of(target, catalogue)
+        backends_of(target)
+        staging = cls.claim(target.destination, sources, files)
+        staging.target = target
+        return staging
 
     @classmethod
     def join(cls, target: Target, path: str) -> Staging:
         """Return a job that another process began and handed over, to end it here."""
-        return cls(target.destination, path, None, Files())._of(target, load_catalogue())
-
-    def _of(self, target: Target, catalogue: Catalogue) -> Staging:
-        self.target = target
-        self._catalogue = attrs.evolve(catalogue, observers=())  # no application uses this store yet
-        return self
+        staging = cls(target.destination, path, None, Files())
+        staging.target = target
+        return staging
 
     def commit(self, parts: Iterable[Part], counts: Counts | None = None) -> int:
         """Create the store from ``parts``, in the order of their tasks, and return its number of messages.
@@ -74,11 +64,8 @@ class Staging(StagingDirectory):
         Everything is on disk when it returns. If it raises StoreError or StoreIOError, nothing is left. Only after an error of
         the last step, the sync of the store's name, the message says that the store is there. Memory: the index and the counts.
         """
-        messages = 0
-
-        def make() -> Path:
-            nonlocal messages
-            store, ordered = Path(self.path, "store"), sorted(parts, key=lambda part: part.task)
+        with self.publishing() as store:
+            ordered = sorted(parts, key=lambda part: part.task)
             for one, other in pairwise(ordered):
                 if one.task == other.task:
                     raise ValueError(f"two attempts of task {one.task}: {one.directory}, {other.directory}")
@@ -87,13 +74,10 @@ class Staging(StagingDirectory):
             for number, (segment, size) in enumerate(segments):
                 self._gather(segment, size, store / f"{number}{segment.suffix}")
             messages = self._open_once(store, ordered, counts)
-            if Capability.PERSISTENT in self._catalogue.index(self.target.index).capabilities:  # which reads no hints
+            if Capability.PERSISTENT in installed().index(self.target.index).capabilities:  # which reads no hints
                 for name in self._files.list(store):
                     if name.startswith("msgstore-") and name.endswith(".hint"):
                         self._files.unlink(store / name)
-            return store
-
-        self.publish(make)
         return messages
 
     def _gather(self, segment: Path, size: int, to: Path) -> None:
@@ -109,7 +93,7 @@ class Staging(StagingDirectory):
 
     def _open_once(self, store: Path, parts: Sequence[Part], counts: Counts | None) -> int:
         """Open and close the store, to create its index, counts and settings. Return its number of messages."""
-        messages, backends = sum(part.messages for part in parts), backends_of(self.target, self._catalogue)
+        messages, backends = sum(part.messages for part in parts), backends_of(self.target)
         some = [part for part in parts if part.messages]
         if counts is None and any(part.counted for part in some):
             if not all(part.counted for part in some):
@@ -122,7 +106,8 @@ class Staging(StagingDirectory):
                 if absent := [msg_id for msg_id, count in sum_counts(counts).items() if count > 0]:
                     raise self._missing(len(absent), absent[0])
                 counts = None
-            opened = open_configured(self.target.config(store), self._catalogue, refcounts=counts, files=self._files)
+            catalogue = attrs.evolve(installed(), observers=())  # no application uses this store yet
+            opened = open_configured(self.target.config(store), catalogue, refcounts=counts, files=self._files)
         except ValueError as error:  # too many references
             raise StoreError(f"{self.target.path}: {error}") from error
         try:

@@ -12,7 +12,6 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -25,7 +24,8 @@ from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
-from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.jobs.workers import installed
+from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.formats import OWN_RECORD
 
 BATCH = 2**20
@@ -76,14 +76,9 @@ class Target:
         return store_config(keys, "target", Path())
 
 
-def backends_of(target: Target, catalogue: Catalogue) -> Backends:
+def backends_of(target: Target, catalogue: Catalogue | None = None) -> Backends:
     """Return the backends that a target names. Raises ConfigError, PluginError."""
-    return resolve(target.config(), catalogue, None)
-
-
-@cache
-def _backends(target: Target) -> Backends:
-    return backends_of(target, load_catalogue())
+    return resolve(target.config(), catalogue or installed(), None)
 
 
 @attrs.frozen
@@ -117,7 +112,7 @@ class PartWriter:
 
         Raises ConfigError or PluginError if this process cannot write the target, StoreError if the job has ended.
         """
-        self._backends = _backends(target)
+        self._backends = backends_of(target)
         self._form = self._backends.write_format
         self._limit = int(target.file_size_limit)
         self._large = int(target.config().large_message)
@@ -243,7 +238,9 @@ class PartWriter:
                     f"{where}: {bytes(msg_id).hex()} has {count!r} references; a message has from 1 to {MAX_REFERENCES}. "
                     "Leave out what nobody refers to"
                 )
-        self._references = [*(self._references or ()), b"".join(map(_ENTRY.pack, ids, references))]
+        if self._references is None:
+            self._references = []
+        self._references.append(b"".join(map(_ENTRY.pack, ids, references)))
 
     def _write_held(self) -> None:
         ids, bodies, self._ids, self._bodies, self._held = self._ids, self._bodies, [], [], 0

@@ -14,7 +14,7 @@ import secrets
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -111,17 +111,19 @@ class StagingDirectory:
                 os.close(fd)
         self._open = False
 
-    def publish(self, make: Callable[[], Path]) -> None:
-        """Sync the directory that ``make`` returns, and rename it to the destination. The job ends in any case.
+    @contextmanager
+    def publishing(self) -> Iterator[Path]:
+        """Yield the path of a directory for the block to create. Then sync it, and rename it to the destination.
 
-        The result gets the permissions of an empty directory there. Raises StoreError or StoreIOError; after an error of the
-        last step, the sync of the name, the message says that everything is there.
+        The job ends in any case. The result gets the permissions of an empty directory at the destination. Raises StoreError or
+        StoreIOError; after an error of the last step, the sync of the name, the message says that everything is there.
         """
         if not self._open:
             raise StoreClosed(f"{self.path}: this job has ended")
+        content = Path(self.path, "content")
         try:
             with errors(self.destination):
-                content = make()
+                yield content
                 sync_tree(self._files, content)
                 try:
                     if self.destination.is_dir():

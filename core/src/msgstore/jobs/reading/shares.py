@@ -6,7 +6,7 @@ The rows are messages to import, or counts of references. Lines are read without
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,22 +52,23 @@ def is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1"
 
 
-def shares_of(path: Path, size: int, check: Callable[[pa.Schema], object]) -> list[Share]:
-    """Return the shares of a file; ``check`` gets the columns of Parquet. Raises ConfigError, StoreIOError."""
+def shares_of(path: Path, size: int) -> tuple[list[Share], pa.Schema | None]:
+    """Return the shares of a file, and the columns of Parquet. Raises ConfigError, StoreIOError."""
     with io_errors(path):
         if not is_parquet(path):
             total = path.stat().st_size
-            return [Share(str(path), at, min(at + size, total), min(size, total - at)) for at in range(0, total or 1, size)]
+            return [
+                Share(str(path), at, min(at + size, total), min(size, total - at)) for at in range(0, total or 1, size)
+            ], None
     shares, begin, held, first, row = [], 0, 0, 0, 0
     with open_parquet(path) as file:
-        check(file.schema_arrow)
         for number in range(file.num_row_groups):
             group = file.metadata.row_group(number)
             held, row = held + group.total_byte_size, row + group.num_rows
             if held >= size or number == file.num_row_groups - 1:
                 shares.append(Share(str(path), begin, number + 1, held, is_parquet=True, first_row=first))
                 begin, held, first = number + 1, 0, row
-    return shares
+        return shares, file.schema_arrow
 
 
 def read_blocks(share: Share) -> Iterator[tuple[int, bytes]]:
