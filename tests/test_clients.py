@@ -14,8 +14,8 @@ import pytest
 import msgstore
 from msgstore.contract import StoreClosed
 from msgstore.engine.write import flusher
-from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import UnsyncedFiles
+from msgstore.testing.probes import eager_switching
 from support import A, B, C, D, HookedFiles, counts, failing, in_threads, open_with, play, until
 
 KEYS = {"sync_interval": "1h"}

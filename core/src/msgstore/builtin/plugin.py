@@ -3,24 +3,8 @@
 from __future__ import annotations
 
 from msgstore.builtin.options import HalfEmptyOptions, LocalOptions, RetentionOptions
-from msgstore.contract import BodyCodecDescriptor, Capability, GcPolicyDescriptor, JobRunnerDescriptor, NoOptions
+from msgstore.contract import BodyCodecDescriptor, Capability, GcPolicyDescriptor, JobRunnerDescriptor
 from msgstore.hookspecs import hookimpl
-
-
-class Raw:
-    """Body codec that stores bodies unchanged."""
-
-    def __init__(self, options: NoOptions) -> None:
-        pass
-
-    def encode(self, msg_id: bytes, body: bytes) -> bytes:
-        return body
-
-    def decode(self, msg_id: bytes, stored: bytes) -> bytes:
-        return stored
-
-    def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
-        return True
 
 
 @hookimpl
@@ -63,7 +47,7 @@ def msgstore_body_codecs() -> list[BodyCodecDescriptor]:
         BodyCodecDescriptor(
             name="raw",
             contract=(1, 0),
-            factory="msgstore.builtin.plugin:Raw",
+            factory="msgstore.builtin.policies:Raw",
             capabilities=[Capability.PLAIN],
             summary="stores bodies as they are",
         ),
