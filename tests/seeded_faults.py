@@ -1,8 +1,8 @@
 """``python tests/seeded_faults.py [--only NAME]``: which of the faults in ``tests/seeded`` the tests catch.
 
-Each fault is an edit of one named function, so it survives a rewrite around that function. It is applied to a copy of the package,
-and the test that catches it runs against the copy, in a pytest process that uses this module as a plugin. Exit code 1 if a fault
-survives, or a test fails without any fault.
+Each fault is an edit of one named function, and survives a rewrite around that function. It is applied to a copy of the
+package, and the test that catches it runs against the copy, in a pytest process that uses this module as a plugin. Exit code 1
+if a fault survives, or a test fails without any fault.
 """
 
 from __future__ import annotations
