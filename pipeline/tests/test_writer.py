@@ -87,10 +87,8 @@ def test_row_without_message_is_refused(spark, tmp_path, columns, message):
     [
         ({}, "the destination is missing"),
         ({"path": "s", "formt": "v2"}, "unknown option 'formt'; did you mean 'format'"),
-        ({"path": "s", "records": "audit"}, "option 'records': 'audit' is not NAME=BYTE"),
         ({"path": "s", "ignoreOthers": "yes"}, "option 'ignoreOthers': 'yes' is neither true nor false"),
         ({"path": "s", "fileSizeLimit": "much"}, "option 'fileSizeLimit': 'much' is not a size"),
-        ({"path": "hdfs://x/s"}, "a store must be in a directory"),
     ],
 )
 def test_wrong_option_for_writing_is_refused(options, message):
