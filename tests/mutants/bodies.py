@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from msgstore.builtin import plugin as builtin
-from msgstore.builtin.plugin import Raw
+from msgstore.builtin.policies import Raw
 from msgstore.contract import BodyCodecDescriptor, RecordError, StoredBody
 from msgstore_erlang_body import plugin as erlang
 from msgstore_erlang_body.codec import ErlangBody

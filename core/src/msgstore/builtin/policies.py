@@ -1,11 +1,11 @@
-"""Built-in GC policies. Their docstrings are printed in docs/reference/configuration.md."""
+"""Built-in GC policies, and the body codec ``raw``. Docstrings of policies are printed in docs/reference/configuration.md."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from msgstore.builtin.options import HalfEmptyOptions, RetentionOptions
+from msgstore.builtin.plugin import HalfEmptyOptions, RetentionOptions
 from msgstore.contract import Action, Combine, Compact, Drop, GcPolicy, NoOptions, SegmentStats
 
 
@@ -104,3 +104,19 @@ class Retention:
 
 def _collectable(segments: Sequence[SegmentStats]) -> list[SegmentStats]:
     return [s for s in segments if not (s.current or s.quarantined)]
+
+
+class Raw:
+    """Body codec that stores bodies unchanged."""
+
+    def __init__(self, options: NoOptions) -> None:
+        pass
+
+    def encode(self, msg_id: bytes, body: bytes) -> bytes:
+        return body
+
+    def decode(self, msg_id: bytes, stored: bytes) -> bytes:
+        return stored
+
+    def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
+        return True
