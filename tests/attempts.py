@@ -23,32 +23,37 @@ HANG_SECONDS = 60
 """After so long a call is said to hang. Its stack is on standard error."""
 
 
-def in_processes(calls: Iterable[Try], seconds: float = HANG_SECONDS) -> Iterator[tuple[str, Any, str]]:
-    """Yield (label, result, error) of each call, which is made in a fork of this process. ``error``: what it raised, or how its
-    process ended; empty if it returned."""
+def in_processes(calls: Iterable[Try], seconds: float = HANG_SECONDS, batch: int = 16) -> Iterator[tuple[str, Any, str]]:
+    """Yield (label, result, error) of each call. ``error``: what it raised, or how its process ended; empty if it returned.
+
+    A process is a fork of this one, and makes ``batch`` calls, one after the other, unless it dies of one."""
     calls, free = iter(calls), list(range(PROCESSES))
-    running: dict[Connection, tuple[str, int, Any]] = {}
+    running: dict[Connection, tuple[list[Try], int, Any]] = {}
     try:
         while True:
-            for label, call in itertools.islice(calls, len(free)):
+            while free and (some := list(itertools.islice(calls, batch))):
                 reading, writing = FORK.Pipe(duplex=False)
-                process = FORK.Process(target=_attempt, args=(call, free[-1], seconds, writing))
+                process = FORK.Process(target=_attempt, args=(some, free[-1], seconds, writing))
                 with warnings.catch_warnings():  # of threads, which have no lock that a call needs
                     warnings.simplefilter("ignore", DeprecationWarning)
                     process.start()
                 writing.close()
-                running[reading] = label, free.pop(), process
+                running[reading] = some, free.pop(), process
             if not running:
                 return
             for reading in wait(list(running)):
-                label, number, process = running.pop(reading)  # type: ignore[index]
-                free.append(number)
+                some, number, process = running[reading]  # type: ignore[index]
+                label, _ = some.pop(0)
                 try:
                     result, error = reading.recv()  # type: ignore[union-attr]
                 except EOFError:
                     process.join()
                     result, error = None, f"the process ended with exit status {process.exitcode}: see its standard error"
-                process.join()
+                    calls, some = itertools.chain(some, calls), []
+                if not some:
+                    process.join()
+                    del running[reading]  # type: ignore[arg-type]
+                    free.append(number)
                 yield label, result, error
     finally:
         for _, _, process in running.values():
@@ -74,12 +79,13 @@ class Outcome:
         return self
 
 
-def _attempt(call: Callable[[int], object], number: int, seconds: float, writing: Connection) -> None:
+def _attempt(calls: list[Try], number: int, seconds: float, writing: Connection) -> None:
     logging.disable(logging.CRITICAL)  # damage is most of what happens here
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        writing.send((call(number), ""))
-    except BaseException as error:
-        text = f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)[-4:])
-        writing.send((None, text.encode(errors="backslashreplace").decode()))
+    for _, call in calls:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        try:
+            writing.send((call(number), ""))
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)[-4:])
+            writing.send((None, text.encode(errors="backslashreplace").decode()))
     os._exit(0)

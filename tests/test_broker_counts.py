@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from msgstore.engine.open import broker_counts
+from msgstore.engine.open import broker as broker_files
 from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
 from support import DATA, RealDirectory, command, counts, failing, filled, flip, hashes, json_of, open_with
 
@@ -63,7 +63,7 @@ def summary(number: int, live_bytes: int, size: int) -> bytes:
 
 
 def rows_of(path: Path) -> list[Row]:
-    return list(broker_counts.read_rows((path / COUNTS).read_bytes(), broker_counts.LOCATION, lambda _: None))
+    return list(broker_files.read_rows((path / COUNTS).read_bytes(), broker_files.LOCATION, lambda _: None))
 
 
 def broker_stops(path: Path, references: dict[bytes, int]) -> None:
@@ -177,7 +177,7 @@ def summed(change: Callable[[list[tuple[int, int, int]]], list[tuple[int, int, i
     """Change the rows (number, live bytes, size) of the file summary."""
 
     def damage(path: Path) -> None:
-        rows = list(broker_counts.read_rows((path / SUMMARY).read_bytes(), broker_counts.SUMMARY, lambda _: None))
+        rows = list(broker_files.read_rows((path / SUMMARY).read_bytes(), broker_files.SUMMARY, lambda _: None))
         (path / SUMMARY).write_bytes(table([summary(*row) for row in change(rows)]))
 
     return damage
@@ -301,7 +301,7 @@ def read(data: bytes) -> tuple[int, str | None]:
     """How many rows were read of a table of counts, and the first problem. Fails if that takes much memory."""
     problems: list[str] = []
     tracemalloc.start()
-    rows = sum(1 for _ in broker_counts.read_rows(data, broker_counts.LOCATION, problems.append))
+    rows = sum(1 for _ in broker_files.read_rows(data, broker_files.LOCATION, problems.append))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**20, f"{peak} bytes of memory for a file of {len(data)}"

@@ -14,8 +14,8 @@ import pytest
 import msgstore
 from msgstore.contract import StoreClosed
 from msgstore.engine.write import flusher
-from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import UnsyncedFiles
+from msgstore.testing.probes import eager_switching
 from support import A, B, C, D, HookedFiles, counts, failing, in_threads, open_with, play, until
 
 KEYS = {"sync_interval": "1h"}
@@ -356,7 +356,7 @@ def test_waiting_flushes_are_served_by_one_run(store, client, monkeypatch, fails
     with ThreadPoolExecutor(16) as pool:
         with store._accounting.flush_lock:
             flushes = [pool.submit(store.flush) for _ in range(16)]
-            until(lambda: group._next is not None and len(group._next.waiting) == 15)
+            until(lambda: group.waiting and len(group.waiting) == 15)
         failed = [flush for flush in flushes if isinstance(flush.exception(30), OSError)]
     assert (len(failed), store.stats().pending) == (fails, 0)
     assert len(runs) > 1 if fails else len(runs) == 1

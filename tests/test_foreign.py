@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ import test_compaction_crash
 import test_model
 from foreign_ledger import key_of, ledger, message_id
 from msgstore.contract import Combine
-from msgstore.testing.faults import Crash
-from support import FOREIGN_CELLS, Cell, collect, command, needs_foreign, open_with, stops
+from support import FOREIGN_CELLS, Cell, collect, command, needs_foreign, open_with
 
 pytestmark = needs_foreign
 
@@ -51,35 +49,6 @@ def test_a_store_is_a_dictionary_that_survives(foreign, examples):
 def test_a_compaction_that_is_stopped_anywhere_loses_nothing(foreign, durability, sample, tmp_path):
     counts = test_compaction_crash.ours(tmp_path / "start", foreign)
     assert test_compaction_crash.stop_everywhere(tmp_path, foreign, counts, durability, sample) > 20
-
-
-def test_counts_of_sqlite_survive_whatever_it_is_stopped_at(tmp_path):
-    """Counts and removals are those of a flush; before it, or after it."""
-    keys = store_keys(SQLITE_LEDGER)
-    with open_with(tmp_path / "start", **keys) as store, store.client() as client:
-        client.write_many((i, body_of(i)) for i in IDS)
-    for name, files in stops():
-        path = Path(shutil.copytree(tmp_path / "start", tmp_path / name))
-        store, flushed = None, False
-        try:
-            store = open_with(path, files, **keys)
-            client = store.client()
-            client.write_many((i, b"") for i in IDS[:5])
-            client.remove(IDS[50:])
-            client.write_many((bytes([n]) * 16, b"new") for n in range(200, 210))
-            store.flush()
-            flushed = True
-            store.close()
-        except Crash:
-            pass
-        finally:
-            if store is not None:
-                store.abandon()
-        with open_with(path, **keys) as store:
-            assert store.stats().recovery.how in ("tail", "trust")
-            found = [store.references(i) for i in IDS]
-        before, after = [1] * len(IDS), [2] * 5 + [1] * 45 + [0] * (len(IDS) - 50)
-        assert found[:6] == after[:6] if flushed else found in (before, after)
 
 
 # -- ledgers that somebody else wrote ---------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ from msgstore.files import Files
 from msgstore.jobs.output import staging_directory as claims
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
-from msgstore.testing.faults import FailingFiles, RecordingFiles, StoppingFiles, UnsyncedFiles, crash_points, stopped
+from msgstore.testing.faults import FailingFiles, RecordingFiles, UnsyncedFiles, stopped
 from msgstore.writer_lock import WriterLock
-from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, flip, needs_foreign
+from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, flip, needs_foreign, stops
 
 Messages = list[tuple[bytes, bytes]]
 LIMIT = 2**20
@@ -335,28 +335,20 @@ def test_every_file_is_synced_before_store_appears(target: Target) -> None:
 
 @pytest.mark.crash
 def test_job_killed_at_any_change_is_repeatable(tmp_path: Path) -> None:
-    """Before and inside each change on disk: nothing under the final name, or all of it; and the next job clears up."""
-    parts = [some(700), some(700, first=1000), []]
-    whole = RecordingFiles()
-    make(target_of(tmp_path / "whole", V2), *parts, files=whole)
-    ends = {False: 0, True: 0}
-    points = [(stop, torn) for stop, torn in crash_points(whole) if torn in (0, 512)]
-    assert len(points) > 60
-    for stop, torn in points:
-        path = tmp_path / f"{stop}-{torn}"
-        path.mkdir()
-        target = target_of(path / "store", V2)
-        assert stopped(lambda target=target, stop=stop, torn=torn: make(target, *parts, files=StoppingFiles(stop, torn)))
-        is_there = (path / "store").exists()
-        ends[is_there] += 1
-        if is_there:
+    """Nothing is under the final name, or all of it; and the next job clears up."""
+    parts, ends = [some(700), some(700, first=1000), []], []
+    for name, files in stops(40):
+        (tmp_path / name).mkdir()
+        target = target_of(tmp_path / name / "store", V2)
+        stopped(lambda target=target, files=files: make(target, *parts, files=files))
+        ends.append(target.destination.exists())
+        if ends[-1]:
             with pytest.raises(StoreError, match="is there already"):
                 Staging.begin(target)
         else:
             make(target, *parts, files=UnsyncedFiles())
-        check(path / "store", *parts)
-    assert ends[False] > 50
-    assert ends[True] > 1
+        check(target.destination, *parts)
+    assert (ends.count(False) > 40, ends.count(True) > 2) == (True, True)
 
 
 @pytest.mark.crash

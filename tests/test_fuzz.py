@@ -105,7 +105,7 @@ def run(name: str, seeds: range) -> Tally:
     TARGETS[name].members()  # made once, not in each process
     parts = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     calls = ((f"{name}, of the seeds {part[0]} to {part[-1]}", partial(run_chunk, name, part)) for part in parts)
-    for label, tally, error in in_processes(calls):
+    for label, tally, error in in_processes(calls, batch=1):
         if error:
             whole.failures.append(f"{label}: {error}")
         else:

@@ -1,21 +1,44 @@
-"""What there is in stores: what a scan finds, what an opening would find alive, and what policies would do with it."""
+"""Jobs that only read: inventory and diff of real directories, and what every verb names that no verb reads.
+
+A broker's directory holds more than message stores. Every verb that reads names it, and ends with 3.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import msgstore
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, StoreError
+from msgstore.jobs.diff import DiffReport, plan_diff
 from msgstore.jobs.inventory import InventoryReport, plan_inventory
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, filled, json_of, run_job
+from msgstore.scan import FormatSet
+from support import (
+    ACME_CELLS,
+    DATA,
+    DIRECTORIES,
+    RealDirectory,
+    catalogue,
+    command,
+    counts_file,
+    filled,
+    json_of,
+    records_of,
+    run_job,
+)
+
+# -- inventory ----------------------------------------------------------------------------------------------------------------
+
 
 STORES = sorted({path.parent for path in DATA.rglob("*.rdq")} | {path.parent for path in DATA.rglob("*.sqs")})
 
@@ -155,3 +178,179 @@ def test_command_shows_segments_store_and_policies(tmp_path):
     assert (own["types"], own["live"]) == ({"audit": 20}, 20)
     with pytest.raises(ConfigError, match="nowhere: there is no such file of counts"):
         plan_inventory(catalogue(), [DATA], time.time(), counts=tmp_path / "nowhere")
+
+
+# -- diff ---------------------------------------------------------------------------------------------------------------------
+
+
+def compare(a: Path, b: Path, processes: int = 1) -> DiffReport:
+    return run_job(plan_diff(catalogue(), a, b), processes)
+
+
+def store_of(name: str) -> Path:
+    return DATA / "msg-store" / name / "store"
+
+
+@functools.cache
+def truth(directory: Path) -> dict[bytes, str]:
+    """Id to the hash of its body, by a scan of each segment: the highest number's first record counts."""
+    found: dict[bytes, str] = {}
+    for row in records_of(directory):
+        found.setdefault(row["id"], hashlib.sha256(row["body"]).hexdigest())
+    return found
+
+
+def write_segment(path: Path, messages: list[tuple[bytes, bytes]]) -> None:
+    form = FormatSet(catalogue()).by_name("v2").format
+    data, _ = form.encode([i for i, _ in messages], [body for _, body in messages])
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(form.header + data)
+
+
+@pytest.mark.parametrize("a", DIRECTORIES)
+def test_diff_of_real_directories_is_what_scans_say(a):
+    assert RealDirectory.load(a).live.items() <= truth(store_of(a)).items()
+    for b in DIRECTORIES:
+        report = compare(store_of(a), store_of(b))
+        left, right = truth(store_of(a)), truth(store_of(b))
+        both = left.keys() & right.keys()
+        assert report.ids == {
+            "differing": sorted(i for i in both if left[i] != right[i]),
+            "only_a": sorted(left.keys() - right.keys()),
+            "only_b": sorted(right.keys() - left.keys()),
+        }
+        assert report.same == sum(left[i] == right[i] for i in both)
+        assert (report.a.messages, report.b.messages) == (len(left), len(right))
+        assert report.agrees == (left == right and "torn" not in a and "torn" not in b)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_first_copy_of_highest_segment_counts(processes, tmp_path, monkeypatch):
+    """On each side, whatever the other copies hold, whichever process reads them, and of whatever type the records are."""
+    monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (1,))
+    one, two, three = (bytes([n]) * 16 for n in (1, 2, 3))
+    write_segment(tmp_path / "a" / "0.sqs", [(one, b"old"), (two, b"x"), (three, b"only old")])
+    write_segment(tmp_path / "a" / "1.sqs", [(one, b"new"), (one, b"never"), (two, b"other")])
+    filled(tmp_path / "b", [(one, b"new"), (two, b"x")], **ACME_CELLS["ets-v2-audit"].keys)
+    there, back = (compare(tmp_path / a, tmp_path / b, processes) for a, b in ("ab", "ba"))
+    assert (there.same, there.ids) == (1, {"differing": [two], "only_a": [three], "only_b": []})
+    assert (back.same, back.ids) == (1, {"differing": [two], "only_a": [], "only_b": [three]})
+
+
+def test_damage_of_each_side_is_reported(tmp_path):
+    copy = Path(shutil.copytree(DATA / "msg-store" / "v2_corrupt", tmp_path / "copy"))
+    (copy / "type0_byte" / "0.sqs").unlink()
+    report = compare(DATA / "msg-store" / "v2_corrupt", copy)
+    assert len(report.a.damage) == len(report.b.damage) + 1 > 10
+    assert not report.agrees
+    job = plan_diff(catalogue(), copy, copy)
+    first = Path(job.found_a.inputs[0].path)
+    first.unlink()
+    gone = run_job(job)
+    assert [s.reason for s in gone.a.damage if s.path == str(first)] == ["unreadable: No such file or directory"]
+
+
+def test_command_lists_ids_and_counts(tmp_path):
+    path = RealDirectory.load("v2_clean").copy(tmp_path)
+    arguments = ["diff", store_of("v2_clean"), path]
+    assert f"{len(truth(path)):,} the same, 0 with another body, 0 only in A, 0 only in B" in command(*arguments).stdout
+    truth.cache_clear()
+    (path / "1.sqs").unlink()
+    lost = sorted(truth(store_of("v2_clean")).keys() - truth(path).keys())
+    *lines, summary = json_of(*arguments, code=1)
+    assert lines == [{"kind": "only_a", "id": msg_id.hex()} for msg_id in lost]
+    assert (summary["only_a"], summary["only_b"], summary["differing"]) == (len(lost), 0, 0)
+    shown = command(*arguments, code=1).stdout
+    assert shown.count("only in A: ") == 20
+    assert f"... and {len(lost) - 20:,} more only in A" in shown
+    with pytest.raises(StoreError):
+        plan_diff(catalogue(), path, tmp_path / "none")
+
+
+# -- what is not read ---------------------------------------------------------------------------------------------------------
+
+
+VHOSTS = DATA / "rabbitmq-3.10" / "clean" / "msg_stores" / "vhosts"
+VHOST = VHOSTS / "14049IPWY5WMKYX4P32YLNPMV"
+VERBS: dict[str, Callable[[Path, Path], list[object]]] = {
+    **{verb: lambda path, _, verb=verb: [verb, path] for verb in ("scan", "map", "verify", "scrub", "inventory")},
+    **{verb: lambda path, room, verb=verb: [verb, path, room / "to"] for verb in ("salvage", "export")},
+    "migrate": lambda path, room: ["migrate", path, room / "to", "--to", "v2"],
+    "reconcile": lambda path, room: ["reconcile", path, "--deltas", counts_file(room / "d.csv", [(bytes(16), 0)])],
+    "diff": lambda path, _: ["diff", path, path],
+}
+"""The arguments, for a directory and one in which there is room. The counts agree with everything."""
+FILES = {
+    "quorum/rabbit@here/00000001.wal": 820,
+    "quorum/rabbit@here/names.dets": 5904,
+    "quorum/rabbit@here/ORDERSBNMU33V2OW5A/00000002.segment": 2372,
+    "stream/orders_clicks_1795423140569518962/00000000000000000000.index": 8,
+    "stream/orders_clicks_1795423140569518962/00000000000000000000.segment": 70,
+    "coordination/rabbit@here/meta.dets": 5930,
+    "schema.DAT": 100,
+}
+
+
+def not_read(*arguments: object) -> dict[tuple[str, str], tuple[int, int]]:
+    """(path, what) to (files, bytes), of a command that ends with 3."""
+    rows = [row for row in json_of(*arguments, code=3) if row.get("kind") == "not_read"]
+    return {(row["path"], row["what"]): (row["files"], row["size"]) for row in rows}
+
+
+def total(directory: Path, *patterns: str) -> tuple[int, int]:
+    """(files, bytes) beneath a directory."""
+    sizes = [path.stat().st_size for pattern in patterns for path in directory.rglob(pattern) if path.is_file()]
+    return len(sizes), sum(sizes)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A node with one vhost, a quorum queue and a stream."""
+    top = tmp_path / "node"
+    shutil.copytree(VHOST, top / "msg_stores" / "vhosts" / VHOST.name)
+    for name, size in FILES.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_bytes(bytes(size))
+    return top
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb_names_what_it_does_not_read(verb, node, tmp_path):
+    """All of a node; nothing of a store that is given directly. Damage is the more important result."""
+    vhost = node / "msg_stores" / "vhosts" / VHOST.name
+    queues = vhost / "queues"
+    assert not_read(*VERBS[verb](node, tmp_path)) == {
+        (str(queues), "queue indexes"): total(queues, "*.idx", "*.qi", "journal.jif"),
+        (str(queues), "queue stores"): total(queues, "*.qs"),
+        (str(node / "quorum"), "quorum queues"): (2, 820 + 2372),
+        (str(node / "stream"), "streams"): (2, 78),
+    }
+    shutil.rmtree(tmp_path / "to", ignore_errors=True)
+    assert "not read" not in command(*VERBS[verb](vhost / "msg_store_persistent", tmp_path)).stdout
+    if verb != "migrate":
+        shutil.rmtree(tmp_path / "to", ignore_errors=True)
+        segment = vhost / "msg_store_persistent" / "0.rdq"
+        segment.write_bytes(segment.read_bytes() + b"\0\0\0\1torn")
+        assert str(node / "quorum") in command(*VERBS[verb](node, tmp_path), code=1).stdout
+
+
+def test_vhosts_and_globs_name_their_queues(tmp_path, node):
+    """A directory counts once. The names of directories alone are no sign of a broker."""
+    shown = command("inventory", VHOST, code=3).stdout.splitlines()
+    for what in ("queue indexes", "queue stores"):
+        assert any(line.startswith(f"{VHOST / 'queues'} ") and what in line for line in shown), f"{what} are not named"
+    assert {path for path, _ in not_read("inventory", VHOSTS / "*")} == {str(vhost / "queues") for vhost in VHOSTS.iterdir()}
+    command("inventory", VHOSTS / "*" / "msg_store_persistent")  # a glob of stores searches no siblings
+    assert not_read("inventory", node) == not_read("inventory", node, node, node / "msg_stores")
+    for name in ("queues", "quorum", "stream"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+        command("put", tmp_path / "tree" / name, "00" * 16)
+    assert "not read" not in command("inventory", tmp_path / "tree").stdout
+
+
+def test_verbs_of_one_store_name_those_beneath(node, tmp_path):
+    for verb in ("info", "ls"):
+        result = command(verb, node, code=2)
+        assert str(node / "quorum") in result.stderr
+        assert f"{VHOST.name}/msg_store_persistent" in result.stderr
+    command("verify", node, "--refcounts", counts_file(tmp_path / "d.csv", [(bytes(16), 0)]), code=2)

@@ -17,13 +17,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import msgstore
-from msgstore.cli.commands import map as map_verb
-from msgstore.cli.main import main
+from msgstore.cli.commands.map import write_page
 from msgstore.cli.spans import MAX_SPANS
 from msgstore.scan import FormatSet
+from support import command, counts_file
 
 pytestmark = pytest.mark.browser
 
@@ -94,8 +93,11 @@ class Browser:
         self.point(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
         return self.card()
 
+    def has_card(self) -> bool:
+        return not self.run("return document.getElementById('card').hidden")
+
     def card(self) -> dict[str, str]:
-        assert not self.run("return document.getElementById('card').hidden")
+        assert self.has_card()
         script = "return [...document.querySelectorAll('#card dt')].map((dt) => [dt.textContent, dt.nextSibling.textContent])"
         return {"": self.texts("#card b")[0], **dict(self.run(script))}
 
@@ -160,14 +162,12 @@ def counts(name: str, *, later: bool = False) -> Path:
     found = manifest(name)
     old = {record["id"] for segment in found["segments"][:2] for record in segment["records"]} if later else set()
     alive = [m for m in found["messages"] if m["refcount"] and (m["id"] not in old or m["n"] % 5 == 0)]
-    Path("counts.csv").write_text("id,count\n" + "".join(f"{m['id']},{m['refcount']}\n" for m in alive))
-    return Path("counts.csv")
+    return counts_file(Path("counts.csv"), ((bytes.fromhex(m["id"]), m["refcount"]) for m in alive))
 
 
-def draw(*arguments: object, exit_code: int = 0) -> Path:
+def draw(*arguments: object, code: int = 0) -> Path:
     page = Path("map.html").absolute()
-    result = CliRunner().invoke(main, ["map", "--html", str(page), *map(str, arguments)])
-    assert result.exit_code == exit_code, result.output
+    command("map", "--html", page, *arguments, code=code)
     return page
 
 
@@ -222,10 +222,8 @@ def test_page_describes_record_under_pointer(browser, stores, request):
 def test_page_steps_and_finds_by_keyboard(browser, stores):
     browser.look(draw("v2_compacted", "--refcounts", counts("v2_compacted")))
     records = manifest("v2_compacted")["segments"][0]["records"]
-    for _ in range(20):
+    while not browser.run("return document.activeElement.classList.contains('bar')"):
         browser.keys(TAB)
-        if browser.run("return document.activeElement.classList.contains('bar')"):
-            break
     assert browser.card()[""] == "header"
     seen = []
     for _ in range(6):
@@ -239,7 +237,7 @@ def test_page_steps_and_finds_by_keyboard(browser, stores):
     browser.keys(UP, LEFT)
     assert browser.card()["segment"] == "0.sqs"
     browser.keys(ESCAPE)
-    assert browser.run("return document.getElementById('card').hidden")
+    assert not browser.has_card()
     record = manifest("v2_compacted")["segments"][3]["records"][20]
     for wanted, message in ((record["id"][:10], ""), ("f" * 32, f"No message {'f' * 32} among")):
         browser.run("document.getElementById('id').value = arguments[0]", wanted)
@@ -278,7 +276,7 @@ def test_page_shows_damage_and_torn_end(browser, stores):
     (store / "3.sqs").write_bytes(data)
     (store / "2.sqs").write_bytes((store / "2.sqs").read_bytes()[:-10])
     (store / "4.sqs").touch()
-    browser.look(draw(store, exit_code=1))
+    browser.look(draw(store, code=1))
     assert browser.texts("summary") == ["2 damaged spans"]
     reddish = [red > blue + 8 for red, _, blue in browser.pixels("3.sqs")]
     at = int(record["offset"] * len(reddish) / len(data))
@@ -292,26 +290,26 @@ def test_page_shows_damage_and_torn_end(browser, stores):
     assert (card[""], card["reason"]) == ("torn", "torn")
     box = browser.box("4.sqs")  # an empty segment has nothing to show
     browser.point(box["x"] + 1, box["y"] + 5)
-    assert browser.run("return document.getElementById('card').hidden")
+    assert not browser.has_card()
 
 
-def test_names_and_reasons_never_become_markup(browser, stores):
-    [data] = re.findall(r'id="data">(.*?)</script>', draw("v2_compacted").read_text(encoding="utf-8"), re.DOTALL)
-    page = json.loads(data)
-    [store] = page["stores"]
+def test_page_runs_no_other_script(driver, stores):
+    """Names and reasons never become markup, and the page's policy allows only its own script."""
+    page = draw("v2_compacted")
+    [text] = re.findall(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    data = json.loads(text)
+    [store] = data["stores"]
     store |= {"path": HOSTILE, "damage": [["0.sqs", 64, 87, HOSTILE]], "damage_count": 1}
     store["segments"][0] |= {"file": HOSTILE, "pieces": [[25_000, "hole", HOSTILE, HOSTILE, HOSTILE, 1]]}
     for plan in store["plans"]:
         plan |= {"name": HOSTILE, "summary": HOSTILE, "error": HOSTILE, "provider": HOSTILE, "options": HOSTILE}
-    map_verb.write_page(Path("hostile.html").absolute(), page)
-    browser.look(Path("hostile.html").absolute())
-    assert HOSTILE in browser.texts(".row b") + browser.texts("td")
-    browser.keys(*TAB * 12)
-    assert browser.run("return [typeof hacked, document.images.length, document.scripts.length]") == ["undefined", 0, 2]
-
-
-def test_page_runs_no_other_script(driver, stores):
-    page = draw("v2_compacted")
+    driver.complaints()
+    write_page(page, data)
+    driver.look(page)
+    assert HOSTILE in driver.texts(".row b") + driver.texts("td")
+    driver.keys(*TAB * 12)
+    assert driver.run("return [typeof hacked, document.images.length, document.scripts.length]") == ["undefined", 0, 2]
+    assert driver.complaints() == []
     page.write_text(page.read_text() + "<script>hacked = 1</script>")
     driver.look(page)
     assert driver.run("return typeof hacked") == "undefined"
@@ -322,7 +320,7 @@ def test_page_runs_no_other_script(driver, stores):
 def test_page_fits_and_is_readable(width, scheme, browser, stores):
     """Also without colour: each swatch of the legend has a pattern or a grey of its own."""
     stores = [*sorted(DATA.glob("*/store")), *sorted((DATA / "v2_corrupt").glob("*/"))]
-    browser.look(draw(*stores, exit_code=1), width=width, scheme=scheme)
+    browser.look(draw(*stores, code=1), width=width, scheme=scheme)
     assert browser.run("return document.documentElement.scrollWidth") == width
     assert browser.run("return [...document.querySelectorAll('.bar')].every((bar) => bar.clientWidth > 2)")
     # The contrast of texts, by the formula of the WCAG: 4.5 and more can be read.

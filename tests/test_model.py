@@ -10,7 +10,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from msgstore.scan import FormatSet
 from msgstore.testing.faults import UnsyncedFiles
-from msgstore.testing.store_model import IDS, StoreAgainstDictionary, body_of
+from msgstore.testing.stores import IDS, StoreAgainstDictionary, body_of
 from support import Cell, catalogue, open_with
 
 

@@ -166,8 +166,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made.close()
 
 
+TABLE = '[stores.orders]\npath = "orders"\n'
+INDEX_DESCRIPTOR = "IndexDescriptor(name={!r}, contract={}, factory={!r})"
+
+
 def rocks(machine: Machine, contract: str = "(1, 0)", head: str = "", factory: str = "acme_rocks.index:Rocks") -> None:
-    descriptor = f"IndexDescriptor(name='rocks', contract={contract}, factory={factory!r})"
+    descriptor = INDEX_DESCRIPTOR.format("rocks", contract, factory)
     machine.install("acme-rocks", "1.4.0", "rocks", "msgstore_indexes", descriptor, head=head)
 
 
@@ -188,32 +192,6 @@ def stamped(machine: Machine, default: str = ' = "utc"') -> None:
     )
     head = STAMPED.format(default)
     machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor, head=head)
-
-
-def written_with_stamped_then_uninstalled(machine: Machine) -> None:
-    stamped(machine)
-    machine.write_store(record="stamped", format={"use": "v2", "records": {"stamped": 200}})
-    machine.uninstall("acme-stamped")
-
-
-def two_ets(machine: Machine) -> None:
-    descriptor = "IndexDescriptor(name='ets', contract=(1, 0), factory='acme_ets.index:Ets')"
-    machine.install("acme-ets", "2.0.1", "fast-ets", "msgstore_indexes", descriptor)
-
-
-def written_with_lmdb_then_uninstalled(machine: Machine) -> None:
-    machine.write_store(index="lmdb")
-    machine.uninstall("msgstore-lmdb-index")
-
-
-def bound_to_128(machine: Machine) -> None:
-    stamped(machine)
-    machine.write_store(format={"use": "v2", "records": {"checksum": 128}})
-
-
-def kept_open_with_ets(machine: Machine) -> None:
-    machine.keep_open(index="ets")
-    machine.file.write_text('[stores.orders]\npath = "orders"\nindex = "lmdb"\n')
 
 
 def without_a_mark(machine: Machine) -> None:
@@ -256,13 +234,11 @@ def claiming(machine: Machine, **members: object) -> None:
     machine.install("acme-blocks", "1.1.0", "blocks", "msgstore_segment_formats", f"SegmentFormatDescriptor({described})")
 
 
-def misspelt(machine: Machine) -> None:
-    machine.file.write_text('[stores.orders]\npath = "orders"\nindx = "lmdb"\nfile_size_limit = "16 megs"\n')
-
-
 PREPARED: dict[str, Callable[[Machine], object]] = {
     "Missing plugin": lambda m: m.uninstall("msgstore-lmdb-index"),
-    "Two plugins of one name": two_ets,
+    "Two plugins of one name": lambda m: m.install(
+        "acme-ets", "2.0.1", "fast-ets", "msgstore_indexes", INDEX_DESCRIPTOR.format("ets", "(1, 0)", "acme_ets.index:Ets")
+    ),
     "Wrong contract version": lambda m: rocks(m, contract="(2, 0)"),
     "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
     "Plugin that ends the program": lambda m: rocks(m, head="raise SystemExit('acme: no licence found')"),
@@ -274,8 +250,8 @@ PREPARED: dict[str, Callable[[Machine], object]] = {
     "Format with the extension of other files": lambda m: claiming(m, extension=".tmp"),
     "Index that cannot load what it saved": lambda m: failing_rocks(m, load="raise ValueError('hm')"),
     "Index that cannot begin": lambda m: failing_rocks(m, freeze="raise ValueError('hm')"),
-    "Several mistakes at once": misspelt,
-    "Unknown store": lambda m: m.file.write_text('[stores.orders]\npath = "orders"\n'),
+    "Several mistakes at once": lambda m: m.file.write_text(f'{TABLE}indx = "lmdb"\nfile_size_limit = "16 megs"\n'),
+    "Unknown store": lambda m: m.file.write_text(TABLE),
     "Record-type byte bound twice": stamped,
     "Record type with an option that it does not have": stamped,
     "Record type with a bad option": stamped,
@@ -283,18 +259,31 @@ PREPARED: dict[str, Callable[[Machine], object]] = {
     "Record type whose option has no default": lambda m: stamped(m, default=""),
     "Unbound record type": stamped,
     "Other binding than the directory remembers": lambda m: m.write_store(format={"use": "v2", "records": {"checksum": 4}}),
-    "Byte of another record type": bound_to_128,
+    "Byte of another record type": lambda m: (
+        stamped(m),
+        m.write_store(format={"use": "v2", "records": {"checksum": 128}}),
+    ),
     "Store opened without its record type": lambda m: (
         m.write_store(record="checksum"),
         m.uninstall("msgstore-checksum-record"),
     ),
-    "Store opened without a third-party record type": written_with_stamped_then_uninstalled,
-    "Store opened without its last index": written_with_lmdb_then_uninstalled,
+    "Store opened without a third-party record type": lambda m: (
+        stamped(m),
+        m.write_store(record="stamped", format={"use": "v2", "records": {"stamped": 200}}),
+        m.uninstall("acme-stamped"),
+    ),
+    "Store opened without its last index": lambda m: (
+        m.write_store(index="lmdb"),
+        m.uninstall("msgstore-lmdb-index"),
+    ),
     "Older format over newer segments": lambda m: m.copy_store("mixed_upgrade"),
     "Older segments, and on_legacy refuses them": lambda m: m.copy_store("mixed_upgrade"),
     "Second writer": lambda m: m.keep_open(),
     "Reader next to a writer": lambda m: m.keep_open(),
-    "Reader with another index than the writer": kept_open_with_ets,
+    "Reader with another index than the writer": lambda m: (
+        m.keep_open(index="ets"),
+        m.file.write_text(f'{TABLE}index = "lmdb"\n'),
+    ),
     "Second writer in one process": lambda m: m.keep_open(),
     "Change of a store that was opened for reading": lambda m: m.write_store(),
 }

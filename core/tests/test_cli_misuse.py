@@ -16,7 +16,7 @@ MAKING = [f"put STORE {ID}", "migrate STORE --to v2"]
 NO_SEGMENTS = "there are no segments in this directory ("
 SEGMENTS = [
     ("nowhere", "there is no such file or directory"),
-    ("BROKER/v1_clean/manifest.json", "*.rdq (v1), *.rdt (v1), *.sqs (v2)"),
+    ("BROKER/v1_clean/manifest.json", ": no installed format reads such files; known are *."),
     ("HERE/letters", "there are no segments in this directory ("),
     ("HERE/0.sqs", "neither a regular file nor a directory"),
     ("--record checksum=5 BROKER", "or 4, which is assigned to it"),

@@ -17,23 +17,30 @@ from types import ModuleType
 
 import pytest
 
-import msgstore.contract
-from msgstore.contract import (
-    BodyCodecDescriptor,
-    Compact,
-    GcPolicyDescriptor,
-    RecordTypeDescriptor,
-    SegmentFormatDescriptor,
-)
+from msgstore import contract
 from msgstore.testing import BodyCodecTests, GcPolicyTests, RecordTypeTests, SegmentFormatTests, Subject
 
-GIVEN = vars(msgstore.contract) | {"struct": struct, "zlib": zlib, "time": time, "chain": chain, "repeat": repeat}
+GIVEN = vars(contract) | {"struct": struct, "zlib": zlib, "time": time, "chain": chain, "repeat": repeat}
 SHOWN = ModuleType("shown_by_the_contract")
 """Where factories are imported from."""
 
 
+class Weekdays:
+    """A policy that computes with dates, and asks no clock."""
+
+    def __init__(self, options):
+        pass
+
+    def plan(self, segments, now):
+        if datetime.datetime.fromtimestamp(now, datetime.UTC).weekday() > 4:
+            return []
+        at_rest = (s for s in segments if not (s.current or s.quarantined))
+        return [contract.Compact(s.number) for s in at_rest if s.garbage_bytes > s.live_bytes]
+
+
 @pytest.fixture(autouse=True)
 def shown(monkeypatch):
+    vars(SHOWN)["Weekdays"] = Weekdays
     for module in ("formats", "records", "indexes", "policies", "bodies"):
         text = inspect.getdoc(importlib.import_module(f"msgstore.contract.{module}"))
         found = re.search(r"::\n\n((?:    .*\n|\n)+)", text + "\n")
@@ -49,22 +56,27 @@ def described(kind, name, **members):
 
 @pytest.mark.kit
 class TestPlain(SegmentFormatTests):
-    subject = described(SegmentFormatDescriptor, "Plain", extension=".plain", generation=1)
+    subject = described(contract.SegmentFormatDescriptor, "Plain", extension=".plain", generation=1)
 
 
 @pytest.mark.kit
 class TestStamped(RecordTypeTests):
-    subject = described(RecordTypeDescriptor, "Stamped", format="v2")
+    subject = described(contract.RecordTypeDescriptor, "Stamped", format="v2")
 
 
 @pytest.mark.kit
 class TestNearlyEmpty(GcPolicyTests):
-    subject = described(GcPolicyDescriptor, "NearlyEmpty")
+    subject = described(contract.GcPolicyDescriptor, "NearlyEmpty")
+
+
+@pytest.mark.kit
+class TestWeekdays(GcPolicyTests):
+    subject = described(contract.GcPolicyDescriptor, "Weekdays")
 
 
 @pytest.mark.kit
 class TestZlib(BodyCodecTests):
-    subject = described(BodyCodecDescriptor, "Zlib")
+    subject = described(contract.BodyCodecDescriptor, "Zlib")
 
 
 def test_index_of_contract_keeps_its_promises():
@@ -81,23 +93,3 @@ def test_index_of_contract_keeps_its_promises():
     assert (len(index), index.get(ids[0]), index.references(ids[0])) == (2, None, 0)
     index.clear()
     assert len(index) == 0
-
-
-class Weekdays:
-    """A policy that computes with dates, and asks no clock."""
-
-    def __init__(self, options):
-        pass
-
-    def plan(self, segments, now):
-        if datetime.datetime.fromtimestamp(now, datetime.UTC).weekday() > 4:
-            return []
-        at_rest = (s for s in segments if not (s.current or s.quarantined))
-        return [Compact(s.number) for s in at_rest if s.garbage_bytes > s.live_bytes]
-
-
-@pytest.mark.kit
-class TestWeekdays(GcPolicyTests):
-    @pytest.fixture
-    def subject(self):
-        return Subject.of(GcPolicyDescriptor(name="weekdays", contract=(1, 0), factory=f"{__name__}:Weekdays"))

@@ -16,6 +16,7 @@ import msgstore
 from core_support import rows_of, run
 from msgstore.contract import BoundRecord, BrokenPlugin, Capability, RecordError, RecordField, RecordTypeDescriptor
 from msgstore.files import Files
+from msgstore.jobs import inputs
 from msgstore.jobs.workers import installed
 from msgstore.plugins.loader import check_descriptor
 from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
@@ -66,9 +67,10 @@ def ranked(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
     installed.cache_clear()
-    monkeypatch.setattr("msgstore.jobs.inputs._opened", {})
+    inputs._open.cache_clear()
     yield
     installed.cache_clear()
+    inputs._open.cache_clear()
     sys.modules.pop("acme_ranked", None)
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 from pathlib import Path
 
+import attrs
 import pytest
 
 import msgstore
@@ -267,6 +268,29 @@ def test_salvage_that_fails_leaves_nothing(happens, error, said, clean, tmp_path
     with pytest.raises(error, match=said):
         salvage(clean, tmp_path / "out", progress=progress)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_migration_that_would_lose_messages_is_refused(source, tmp_path):
+    shutil.copy(CLEAN / "0.sqs", source)
+    flip(source / "0.sqs", 64, 3)
+    (tmp_path / "counts.csv").write_text(f"{ONE.hex()},1\n")
+    for counts, said in (
+        (None, r"0\.sqs: .* bytes at offset 64 are damaged .*, and without counts nobody knows whether a message was there"),
+        (tmp_path / "counts.csv", f"1 messages that have references are not there, or damaged: {ONE.hex()}"),
+    ):
+        with pytest.raises(StoreError, match=said):
+            salvage(source, tmp_path / "out", counts=counts, complete=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["counts.csv", "in"]
+
+
+def test_body_too_large_for_new_format_is_damage(source, tmp_path):
+    """As if the format had small records."""
+    with msgstore.open_store(source) as store, store.client() as client:
+        client.write_many([(ONE, b"1" * 100), (TWO, b"2" * 101)])
+    job = attrs.evolve(plan_salvage(catalogue(), [source], tmp_path / "out"), max_body=100)
+    report = LocalRunner(LocalOptions(processes=1)).salvage(job)
+    assert [spot.reason for spot in report.damage] == ["message_too_large"]
+    assert bodies(tmp_path / "out") == {ONE: b"1" * 100}
 
 
 # -- the command --------------------------------------------------------------------------------------------------------------

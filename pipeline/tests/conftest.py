@@ -17,7 +17,7 @@ if find_spec("pyspark"):
 else:  # tests/requirements.txt omits Spark: the environments slow, crash and kit have nothing to do here
     collect_ignore_glob = ["test_*.py"]
 
-STARTS_SPARK = {"test_bench", "test_clusters", "test_java", "test_killed", "test_pages", "test_session", "test_shipping"}
+STARTS_SPARK = {"test_bench", "test_clusters", "test_killed", "test_pages", "test_session"}
 """Modules whose tests start a JVM, or search for one."""
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 """For JVMs that run for seconds: without this, compilation and bytecode verification take more than half of the time."""

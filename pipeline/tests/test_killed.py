@@ -130,12 +130,10 @@ def test_tasks_of_killed_process_are_repeated(tmp_path, damaged, victim):
     assert list(store.parent.iterdir()) == [store]
 
 
-@pytest.mark.parametrize("is_salvage", [False, True])
-def test_killed_job_can_be_repeated(spark, tmp_path, damaged, is_salvage):
+def test_killed_job_can_be_repeated(spark, tmp_path):
     """Nothing exists at the destination. Another job is refused until the first one is killed."""
-    source, salvaged = damaged
     store = tmp_path / "out" / "store"
-    with job(store, "local[2]", *[source] * is_salvage, seconds=2) as killed:
+    with job(store, "local[2]", seconds=2) as killed:
         with pytest.raises(PySparkException, match="is writing a store there"):
             save(rows(spark, 10), store)
         os.kill(descendants(killed.pid, "org.apache.spark")[-1], signal.SIGKILL)
@@ -143,9 +141,6 @@ def test_killed_job_can_be_repeated(spark, tmp_path, damaged, is_salvage):
         os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # keeps its number, unlike wait()
         assert not store.exists()
         assert list(store.parent.iterdir())
-        if is_salvage:
-            make_runner(CATALOGUE, "spark", {}).salvage(plan_salvage(CATALOGUE, [source], store))
-        else:
-            save(rows(spark, 5000), store)
-    assert content(store) == (salvaged if is_salvage else expected(5000))
+        save(rows(spark, 5000), store)
+    assert content(store) == expected(5000)
     assert list(store.parent.iterdir()) == [store]

@@ -22,22 +22,23 @@ from msgstore.locations import pack_location
 FIRST, SECOND = (bytes.fromhex(text) for text in ("23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"))
 
 
+def hex_blocks(page: str) -> list[list[str]]:
+    """The lines of each ``hex`` block of a page."""
+    return [text.splitlines() for language, text in blocks(DOCS / "spec" / page) if language == "hex"]
+
+
 def dump(page: str) -> dict[int, bytes]:
     """The ``hex`` blocks of a page: offset to bytes."""
-    found: dict[int, bytes] = {}
-    for language, text in blocks(DOCS / "spec" / page):
-        if language == "hex":
-            for line in text.splitlines():
-                offset, digits = line.strip().split("  ")[:2]
-                found[int(offset)] = bytes.fromhex(digits)
-    return found
+    rows = (line.strip().split("  ")[:2] for lines in hex_blocks(page) for line in lines)
+    return {int(offset): bytes.fromhex(digits) for offset, digits in rows}
 
 
 def whole(page: str) -> bytes:
     """The file that the blocks of a page are all of."""
-    dumped = dump(page)
-    data = b"".join(dumped[offset] for offset in sorted(dumped))
-    assert [len(data[:offset]) for offset in sorted(dumped)] == sorted(dumped)
+    data = b""
+    for offset, part in sorted(dump(page).items()):
+        assert offset == len(data)
+        data += part
     return data
 
 
@@ -73,8 +74,7 @@ def test_the_bytes_of_a_hint_are_as_the_page_decodes_them():
     data = whole("hints.md")
     assert zlib.crc32(b"5.sqs" + data[:-4]) == int.from_bytes(data[-4:])
     hint = hint_files.read_hint(data, "5.sqs", 177, 1_700_000_000_123_456_789)
-    ids = ["23e5d4b019dc064761bc7f158d167079", "915fc214106f14391b488a84b9247ca5"]
-    assert [msg_id.hex() for msg_id in hint.id_list()] == ids
+    assert hint.id_list() == [FIRST, SECOND]
     assert (list(hint.offsets), list(hint.sizes)) == ([64, 151], [87, 26])
     assert (
         b"".join(hint_files.write_hint((hint.ids, hint.offsets, hint.sizes), "5.sqs", 177, 1_700_000_000_123_456_789)) == data
@@ -95,16 +95,15 @@ def test_the_bytes_of_a_snapshot_are_as_the_page_decodes_them():
 def pairs(page: str) -> list[dict[bytes, bytes]]:
     """The ``hex`` blocks of a page with lines ``key`` and ``value``."""
     found = []
-    for language, text in blocks(DOCS / "spec" / page):
-        if language == "hex":
-            key, shown = b"", dict[bytes, bytes]()
-            for line in text.splitlines():
-                what, digits = line[:3], line[7:].partition("   ")[0]
-                if what == "key":
-                    key = bytes.fromhex(digits)
-                else:
-                    shown[key] = shown.get(key, b"") + bytes.fromhex(digits)
-            found.append(shown)
+    for lines in hex_blocks(page):
+        key, shown = b"", dict[bytes, bytes]()
+        for line in lines:
+            data = bytes.fromhex(line[7:].partition("   ")[0])
+            if line.startswith("key"):
+                key = data
+            else:
+                shown[key] = shown.get(key, b"") + data
+        found.append(shown)
     return found
 
 
@@ -124,8 +123,7 @@ def test_the_bytes_in_lmdb_are_as_the_page_decodes_them(tmp_path):
     index.commit()
     index.close(None)
     with lmdb.open(str(tmp_path / "msgstore-lmdb"), max_dbs=2) as environment:
-        names = [None, b"entries", b"state"]
-        main, *others = [environment.open_db(name) for name in names]
+        main, *others = [environment.open_db(name) for name in (None, b"entries", b"state")]
         with environment.begin() as transaction:
             assert transaction.get(b"msgstore-lmdb", db=main) == b"1"
             assert [dict(transaction.cursor(database)) for database in others] == [entries, state]
@@ -147,8 +145,7 @@ def test_the_checksum_of_the_directory_page_is_right():
     not (find_spec("msgstore_ets_index") and find_spec("msgstore_format_v2")), reason="the store that is timed has ets and v2"
 )
 def test_what_a_hook_costs():
-    page = DOCS / "explanation/plugins-are-resolved-once.md"
-    (shown,) = (text for language, text in blocks(page) if language == "text")
+    (shown,) = (text for language, text in blocks(DOCS / "explanation/plugins-are-resolved-once.md") if language == "text")
     command = [sys.executable, ROOT / "bench/hooks.py", "--calls", "200"]
     printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     row = re.compile(r"^ *([\d,]+) ns  (.+)$", re.MULTILINE)

@@ -24,7 +24,7 @@ from msgstore.engine.segment import hints as hint_files
 from msgstore.engine.state import checkpoint
 from msgstore.jobs.reading.chains import Span, read_spans
 from msgstore.locations import pack_locations, unpack_location
-from msgstore.testing.formats.segments import check_scan
+from msgstore.testing.segments import check_scan
 from msgstore.writer_lock import parse_lock
 from msgstore_erlang_body.codec import ErlangBody
 from msgstore_erlang_body.message import read_message

@@ -28,7 +28,7 @@ moved-records-lose-their-counts: Messages that another program has moved have on
 first-record-after-the-row-is-dead: A reconciled index loses the first message that was appended after the last clean stop.
   _find_new  tests/test_opening.py::test_damaged_directory_keeps_what_records_confirm
   = is_new = offset >= size or => is_new = offset > size or
-@ msgstore.engine.open.broker_counts
+@ msgstore.engine.open.broker
 grown-segment-passes-the-brokers-summary: Saved counts older than the segments are believed, and drop newer messages.
   BrokerCounts.compare_summary  tests/test_broker_counts.py::test_stale_counts_lose_no_newer_message
   = if size != segment.size: => if size > segment.size:

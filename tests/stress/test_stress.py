@@ -25,8 +25,8 @@ import pytest
 import msgstore
 from msgstore.contract import Capability
 from msgstore.engine.write.flusher import Flusher
-from msgstore.testing.concurrency import eager_switching
 from msgstore.testing.faults import UnsyncedFiles
+from msgstore.testing.probes import eager_switching
 from stress.worker import USUAL, Board, Findings, Task, Worker, body_of, open_descriptors
 from support import CELLS, catalogue, command, in_threads, open_with
 

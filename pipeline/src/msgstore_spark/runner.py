@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Protocol
+from itertools import islice
 
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
@@ -15,7 +15,9 @@ from pyspark.sql.utils import is_remote
 from msgstore.jobs.diff import DiffJob, DiffReport
 from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
+from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport
+from msgstore.jobs.reading.shares import Share
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.salvage import SalvageJob, SalvageReport
@@ -31,11 +33,6 @@ from msgstore_spark.tasks import run_tasks
 MAX_CHECKED_DIRECTORIES = 100
 """Directories per group of inputs for which executors are asked if they can read them."""
 _POLL_SECONDS = 0.2
-
-
-class _SparkInput(Protocol):
-    @property
-    def path(self) -> str | Path: ...
 
 
 class SparkRunner(JobRunner):
@@ -69,23 +66,17 @@ class SparkRunner(JobRunner):
             return import_messages(job, partial(run_tasks, spark), Meter(job.size))
 
     @contextmanager
-    def _checked_session(self, progress: Progress | None, *inputs: Iterable[_SparkInput]) -> Iterator[SparkSession]:
-        """Yield the session, after a check that its executors have the driver's plugins and can read the inputs."""
+    def _checked_session(self, progress: Progress | None, *inputs: Iterable[SegmentInput | Share]) -> Iterator[SparkSession]:
+        """Yield the session, after a check that its executors have the driver's plugins and can read the inputs: one of each
+        directory."""
         spark = session(self._options.master)
+        paths: list[str] = []
+        for group in inputs:
+            paths += islice({os.path.dirname(item.path): item.path for item in group}.values(), MAX_CHECKED_DIRECTORIES)  # noqa: PTH120 - many
         with task_errors():
-            check_executors(spark, [path for group in inputs for path in _one_per_directory(group)])
+            check_executors(spark, paths)
             with _report_progress(spark, progress):
                 yield spark
-
-
-def _one_per_directory(inputs: Iterable[_SparkInput]) -> list[Path]:
-    """Return the first input of each directory, for at most ``MAX_CHECKED_DIRECTORIES`` directories."""
-    first: dict[Path, Path] = {}
-    for path in (Path(found.path) for found in inputs):
-        first.setdefault(path.parent, path)
-        if len(first) == MAX_CHECKED_DIRECTORIES:
-            break
-    return list(first.values())
 
 
 @contextmanager

@@ -20,14 +20,21 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import as_text, damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import Found, SegmentInput
+from msgstore.jobs.reading.segment_check import UNSETTLED, SegmentRange, TailPosition, poll
 from msgstore_spark.options import ReadOptions
-from msgstore_spark.stream import SegmentStreamReader
 from msgstore_spark.tasks import freeze_imports
 from msgstore_spark.writer import StoreWriter
 
@@ -95,11 +102,15 @@ _WITHOUT_BODY = set(RECORD.names) - {"body"}
 class SegmentPartition(InputPartition):
     """Input of one task."""
 
-    def __init__(self, inputs: tuple[SegmentInput, ...], rows: tuple[pa.RecordBatch, ...] = ()) -> None:
+    def __init__(
+        self, inputs: tuple[SegmentInput, ...], rows: tuple[pa.RecordBatch, ...] = (), stretches: tuple[SegmentRange, ...] = ()
+    ) -> None:
         super().__init__(None)
         self.inputs = inputs
         self.rows = rows
         """Rows that were already known when the job was planned."""
+        self.stretches = stretches
+        """Of a micro-batch: the range that is read of each input."""
 
 
 class SegmentReader(DataSourceReader):
@@ -174,3 +185,92 @@ class _PushFilters:
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
         return self._reader.push(filters)
+
+
+# -- streams ------------------------------------------------------------------------------------------------------------------
+
+
+Offset = dict[str, dict[str, int]]
+
+
+class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Stream reader: records of stores that are being written, each at least once.
+
+    The driver finds new records by scanning the new bytes of changed files. An offset has, for each file, the range that was
+    read last (``TailPosition``). A batch that Spark repeats after a failure reads the same ranges. It reads nothing of a file
+    that was rewritten in the meantime; the next batch reads that file from its beginning. Records that a collection moves are
+    read again; ``dropDuplicates(["id"])`` removes them.
+    """
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._target: Offset | None = None
+        """End of a query with ``Trigger.AvailableNow``: the records that existed when it started. None for other queries."""
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - PySpark's names
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.max_files:
+            return ReadMaxFiles(self._options.max_files)
+        if self._options.max_bytes:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self.latestOffset({}, ReadAllAvailable())
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Return the end of the next micro-batch; ``start`` itself if there is nothing new.
+
+        It has at least one file, so the first may exceed a limit in bytes.
+        """
+        inputs = [found for found in self._options.find().inputs if self._target is None or found.path in self._target]
+        files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
+        remaining = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        changed: Offset = {}
+        for found, position in poll(inputs, {path: TailPosition(**known) for path, known in start.items()}):
+            if self._target is not None:
+                position = _limit_to(position, TailPosition(**self._target[found.path]))
+            size = position.end - position.begin
+            if size <= 0:
+                continue
+            if remaining is not None:
+                if changed and size > remaining:
+                    break
+                remaining -= size
+            changed[found.path] = attrs.asdict(position)
+            if len(changed) == files:
+                break
+        if not changed:
+            return start
+        existing = {found.path for found in inputs}
+        return {path: known for path, known in start.items() if self._target or path in existing} | changed
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        changed = {path: TailPosition(**new) for path, new in end.items() if new != start.get(path)}
+        # Grouped by the sizes of the ranges: the sizes of whole files do not matter here.
+        inputs = [
+            attrs.evolve(found, size=changed[found.path].end - changed[found.path].begin)
+            for found in self._options.find().inputs
+            if found.path in changed
+        ]
+        tasks = self._options.pack(inputs)
+        return [SegmentPartition(task, stretches=tuple(changed[found.path] for found in task)) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, SegmentPartition)
+        codec = self._options.codec()
+        for found, stretch in zip(partition.inputs, partition.stretches, strict=True):
+            yield from record_batches(found, self._schema, codec, stretch=stretch)
+
+
+def _limit_to(position: TailPosition, target: TailPosition) -> TailPosition:
+    """Return ``position`` limited to the end of ``target``.
+
+    A file that was rewritten after ``target`` was taken is not read in this query; the next query reads all of it.
+    """
+    if position.end <= target.end:
+        return position
+    return attrs.evolve(position, end=target.end, crc32=target.crc32, mtime_ns=UNSETTLED)

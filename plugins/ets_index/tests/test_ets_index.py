@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgstore.contract import RESCUED_KEY, IndexContext, NoOptions
 from msgstore.locations import pack_location
 from msgstore.testing.faults import UnsyncedFiles
-from msgstore.testing.index.model import IndexAgainstDictionary
+from msgstore.testing.index_model import IndexAgainstDictionary
 from msgstore.testing.subjects import Subject
 from msgstore_ets_index import plugin, snapshot
 from msgstore_ets_index.index import DAMAGED_FILE, FILE, EtsIndex
@@ -33,8 +33,6 @@ STATE = {b"clean": b"yes", b"": b"", b"fingerprint": bytes(range(20))}
 
 
 class Model(IndexAgainstDictionary):
-    in_order = True
-
     def __init__(self):
         super().__init__(Subject.of(*plugin.msgstore_indexes()))
 

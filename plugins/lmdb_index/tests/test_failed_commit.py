@@ -15,7 +15,7 @@ import pytest
 from crash.files import unwritable
 from lmdb_support import MIB, Entry, commit, ids, limited, opened, stored
 from msgstore.testing import IndexTests
-from msgstore.testing.index.place import Place
+from msgstore.testing.index_model import Place
 from msgstore.testing.subjects import Subject
 from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment

@@ -15,16 +15,13 @@ from hypothesis.stateful import rule
 
 from lmdb_support import commit, make, opened
 from msgstore.testing.faults import listing
-from msgstore.testing.index.model import IndexAgainstDictionary, batches
-from msgstore.testing.index.place import IDS, NOTHING
+from msgstore.testing.index_model import IDS, NOTHING, IndexAgainstDictionary, batches
 from msgstore.testing.subjects import Subject
 from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment
 
 
 class Model(IndexAgainstDictionary):
-    in_order = True
-
     def __init__(self) -> None:
         super().__init__(Subject.of(*plugin.msgstore_indexes()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,24 +37,23 @@ def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, tas
 
     Raises StoreIOError.
     """
-    with ExitStack() as stack:
-        writer = None
-        for rows in sums.totals():
-            for name, found in _classify(rows).items():
-                references, records, size = (pc.sum(found[column]).as_py() or 0 for column in ("count", "records", "size"))
-                report.classes[name].add(ClassReport(found.num_rows, references, records, size))
-                if name not in WRITTEN or not found.num_rows:
-                    continue
-                ids = of_any_length(found["id"])
-                if name in report.named:
-                    first = pa.table({"id": ids, "count": found["count"]})
-                    first = first.take(pc.select_k_unstable(first, NAMED, [("id", "ascending")]))
-                    report.name(name, zip(first["id"].to_pylist(), first["count"].to_pylist(), strict=True))
-                if staging is not None:
-                    writer = writer or stack.enter_context(DatasetWriter(staging, task, WRITTEN_ROWS))
-                    columns = [ids, found["count"], found["records"]]
-                    writer.write(folder([("class", name)]), pa.table(columns, schema=WRITTEN_ROWS))
-        return [writer.finish()] if writer else []
+    writer = None
+    for rows in sums.totals():
+        for name, found in _classify(rows).items():
+            references, records, size = (pc.sum(found[column]).as_py() or 0 for column in ("count", "records", "size"))
+            report.classes[name].add(ClassReport(found.num_rows, references, records, size))
+            if name not in WRITTEN or not found.num_rows:
+                continue
+            ids = of_any_length(found["id"])
+            if name in report.named:
+                first = pa.table({"id": ids, "count": found["count"]})
+                first = first.take(pc.select_k_unstable(first, NAMED, [("id", "ascending")]))
+                report.name(name, zip(first["id"].to_pylist(), first["count"].to_pylist(), strict=True))
+            if staging is not None:
+                writer = writer or DatasetWriter(staging, task, WRITTEN_ROWS)
+                columns = [ids, found["count"], found["records"]]
+                writer.write(folder([("class", name)]), pa.table(columns, schema=WRITTEN_ROWS))
+    return [writer.finish()] if writer else []
 
 
 def _classify(rows: pa.Table) -> dict[str, pa.Table]:

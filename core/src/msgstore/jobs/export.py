@@ -96,17 +96,17 @@ def export_task(task: tuple[int, Task], job: ExportJob, staging: str) -> tuple[A
 
     codec = None if job.codec is None else open_codec(job.codec)
     found = []
-    with DatasetWriter(staging, task[0], project(job.schema, job.columns)) as writer:
-        for item in task[1]:
-            rows = size = 0
-            for batch in record_batches(item, job.schema, codec):
-                for where, some in _by_folder(batch, job.partition_by):
-                    writer.write(where, some.select(job.columns))
-                rows += batch.num_rows
-                if "body" in job.schema.names:
-                    size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
-            found.append((rows, size, judge(item).damage))
-        return writer.finish(), found
+    writer = DatasetWriter(staging, task[0], project(job.schema, job.columns))
+    for item in task[1]:
+        rows = size = 0
+        for batch in record_batches(item, job.schema, codec):
+            for where, some in _by_folder(batch, job.partition_by):
+                writer.write(where, some.select(job.columns))
+            rows += batch.num_rows
+            if "body" in job.schema.names:
+                size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
+        found.append((rows, size, judge(item).damage))
+    return writer.finish(), found
 
 
 def _by_folder(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -1,15 +1,13 @@
 """Job ``import``: rows of Parquet files or lines of JSON become the messages of a new store.
 
-A line of JSON has ``id`` (32 hexadecimal digits), ``body`` (base64) or ``text``, and perhaps ``references``. A task reads a
-share of a file and writes one part of the store, in any process. Memory: some MiB of rows in each process, and in the driver
-what the new store's index needs.
+A task reads a share of a file and writes one part of the store, in any process. Memory: some MiB of rows in each process, and
+in the driver what the new store's index needs.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from msgstore.jobs.columns.messages import Messages
 
 ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
-MEMBERS = ("id", "body", "text", "references")
+LINE = 'a JSON object with "id" (32 hexadecimal digits), either "body" (base64) or "text", and perhaps "references"'
 IGNORE_OTHERS = "ignore_others=, --ignore-others"
 """Arguments of programs and of the command line that ignore other columns and members."""
 _BATCH_BYTES, _BATCH_ROWS = 4 * 2**20, 2**16
@@ -172,56 +170,27 @@ def _lines(share: Share, job: ImportJob | None = None) -> Iterator[list[tuple[di
         for number, line in enumerate(block.split(b"\n")):
             try:
                 if line.strip():
-                    members = _members(line, job)
-                    found.append((members, _id(members["id"]), _body(members)))
-            except ValueError as error:
-                raise StoreError(f"{share.path}, line {line_number(share.path, offset) + number}: {error}") from error
+                    found.append(_message(line, job))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                where = f"{share.path}, line {line_number(share.path, offset) + number}"
+                raise StoreError(f"{where}: is not {LINE}: {error}") from error
         if found:
             yield found
 
 
-def _members(line: bytes, job: ImportJob | None) -> dict[str, Any]:
-    """Return the members of the object of a line. Raises ValueError."""
-    try:
-        members = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON: {error}") from error
+def _message(line: bytes, job: ImportJob | None) -> tuple[dict[str, Any], bytes, bytes]:
+    members = json.loads(line)
     if not isinstance(members, dict):
-        raise ValueError("is no JSON object; each line is one")  # noqa: TRY004 - it is what is in the file
-    others = [name for name in members if name not in MEMBERS]
+        raise TypeError(f"it is a {type(members).__name__}")
+    others = [repr(name) for name in members if name not in ("id", "body", "text", "references")]
     if others and job and not job.ignore_others:
-        raise ValueError(
-            f"has {', '.join(map(repr, others))}: a store keeps id, body and references, and nothing else; leave them out, "
-            f"or say that other members are ignored ({IGNORE_OTHERS})"
-        )
-    if "id" not in members:
-        raise ValueError("has no 'id'")
+        raise ValueError(f"it has {', '.join(others)}. Leave them out, or say that other members are ignored ({IGNORE_OTHERS})")
     if ("body" in members) == ("text" in members):
-        raise ValueError(f"the message {members['id']} needs a 'body' (base64) or a 'text', one of them")
+        raise ValueError("it has both, or neither")
     if job and job.counted != ("references" in members):
         has, first = ("has no", "has") if job.counted else ("has", "has not")
-        raise ValueError(f"the message {members['id']} {has} 'references', and the first line of all {first}")
-    return members
-
-
-def _id(value: object) -> bytes:
-    try:
-        msg_id = bytes.fromhex(value) if isinstance(value, str) and len(value) == 32 else b""
-    except ValueError:
-        msg_id = b""
+        raise ValueError(f"it {has} 'references', and the first line of all {first}")
+    msg_id = bytes.fromhex(members["id"])
     if len(msg_id) != 16:
-        raise ValueError(f"the id {value!r} is not 32 hexadecimal digits")
-    return msg_id
-
-
-def _body(members: dict[str, Any]) -> bytes:
-    name = "body" if "body" in members else "text"
-    value = members[name]
-    if not isinstance(value, str):
-        raise ValueError(f"the {name} of {members['id']} is not a string")  # noqa: TRY004 - it is what is in the file
-    try:
-        return base64.b64decode(value, validate=True) if name == "body" else value.encode()
-    except binascii.Error as error:
-        raise ValueError(f"the body of {members['id']} is not base64: {error}") from error
-    except UnicodeEncodeError as error:
-        raise ValueError(f"the text of {members['id']} cannot be written as UTF-8: {error.reason}") from error
+        raise ValueError(f"the id has {len(msg_id)} bytes")
+    return members, msg_id, b64decode(members["body"], validate=True) if "body" in members else str.encode(members["text"])

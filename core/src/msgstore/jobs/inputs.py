@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import attrs
@@ -118,21 +119,15 @@ def open_input(found: SegmentInput) -> OpenFormat:
 
     Raises PluginError if this process lacks a plugin that the process which found the segment had.
     """
-    key = found.format, found.records, found.distributions
-    if key not in _opened:
-        _opened[key] = _make(installed(), found)
-    return _opened[key]
-
-
-_opened: dict[object, OpenFormat] = {}
-
-
-def _make(catalogue: Catalogue, found: SegmentInput) -> OpenFormat:
-    known = attrs.evolve(catalogue, remembered=dict(found.distributions))
     try:
-        return FormatSet(known, dict(found.records)).by_name(found.format)
+        return _open(found.format, found.records, found.distributions)
     except PluginError as error:
         raise type(error)(f"{found.path}: {error}") from error
+
+
+@cache
+def _open(name: str, records: tuple[tuple[str, int], ...], distributions: tuple[tuple[str, str], ...]) -> OpenFormat:
+    return FormatSet(attrs.evolve(installed(), remembered=dict(distributions)), dict(records)).by_name(name)
 
 
 @attrs.define
@@ -175,10 +170,10 @@ class _Search:
     def _nothing_in(self, path: Path) -> str:
         if path.is_dir():
             return no_segments(path, self.formats)
-        known = _known(self.formats)
         if path.is_file():
-            return f"{path}: no installed format reads such files; known are {known}"
-        return f"{path}: nothing that matches is a segment ({known}), or a directory that has some"
+            formats = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self.formats.extensions.items()))
+            return f"{path}: no installed format reads such files; known are {formats or 'none'}"
+        return f"{path}: nothing that matches is a segment ({_known(self.formats)}), or a directory that has some"
 
     def _add_path(self, path: Path) -> bool:
         """Add a file, a store, or the stores of a tree. Return True if there is a segment, or a store without any."""
@@ -275,7 +270,7 @@ class _Search:
                 settings = self._without_settings(Path(store, SETTINGS), error)
             inputs += self._inputs(len(inputs), store, sizes, settings or Settings())
         for item in {(item.format, item.records): item for item in inputs}.values():
-            _make(self.catalogue, item)
+            open_input(item)
         return Found(
             tuple(inputs),
             tuple(self.damage.values()),

@@ -27,30 +27,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msgstore.testing.bodies import BodyCodecTests as BodyCodecTests
-    from msgstore.testing.combinations import CombinationTests as CombinationTests
-    from msgstore.testing.descriptors import DescriptorTests as DescriptorTests
     from msgstore.testing.formats import SegmentFormatTests as SegmentFormatTests
-    from msgstore.testing.guard import KitTests as KitTests
-    from msgstore.testing.guard import replaces as replaces
     from msgstore.testing.index import IndexTests as IndexTests
     from msgstore.testing.observers import ObserverTests as ObserverTests
+    from msgstore.testing.plugin import KitTests as KitTests
+    from msgstore.testing.plugin import replaces as replaces
     from msgstore.testing.policies import GcPolicyTests as GcPolicyTests
     from msgstore.testing.records import RecordTypeTests as RecordTypeTests
+    from msgstore.testing.stores import CombinationTests as CombinationTests
+    from msgstore.testing.subjects import DescriptorTests as DescriptorTests
     from msgstore.testing.subjects import Subject as Subject
 
 _MODULES = {
-    "DescriptorTests": "descriptors",
-    "SegmentFormatTests": "formats",
-    "RecordTypeTests": "records",
-    "IndexTests": "index",
-    "GcPolicyTests": "policies",
-    "BodyCodecTests": "bodies",
-    "ObserverTests": "observers",
-    "CombinationTests": "combinations",
-    "KitTests": "guard",
-    "Subject": "subjects",
-    "replaces": "guard",
-}
+    "DescriptorTests": "subjects", "SegmentFormatTests": "formats", "RecordTypeTests": "records", "IndexTests": "index",
+    "GcPolicyTests": "policies", "BodyCodecTests": "bodies", "ObserverTests": "observers", "CombinationTests": "stores",
+    "KitTests": "plugin", "Subject": "subjects", "replaces": "plugin",
+}  # fmt: skip
 """Name to the module that it is imported from. The suite runs the classes in this order: basic tests first."""
 __all__ = list(_MODULES)
 

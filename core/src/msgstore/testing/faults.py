@@ -120,6 +120,25 @@ class FailingFiles(RecordingFiles):
                 raise OSError(self.error, os.strerror(self.error))
 
 
+class TornFiles(FailingFiles):
+    """Half of a write that fails is on disk. ``look`` is called before the index cleans up, as after a crash at this point."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def _run(self, name: str, *args: Any) -> Any:
+        try:
+            return super()._run(name, *args)
+        except OSError:
+            if self.failed and name == "pwrite":
+                fd, data, offset = args
+                Files.pwrite(self, fd, memoryview(data)[: len(data) // 2], offset)
+            if self.failed:
+                self._look()
+            raise
+
+
 def crash_points(whole: RecordingFiles) -> list[tuple[int, int]]:
     """(stop, torn) for :class:`StoppingFiles`: before each change that a whole run made, and inside each write, at every end of
     a sector."""

@@ -5,50 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import attrs
 
 from msgstore.contract import events
 from msgstore.engine.events import CLOSE_TIMEOUT_SECONDS
 from msgstore.plugins.loader import EVENT_HOOKS, Observer
-from msgstore.testing.guard import KitTests
+from msgstore.testing.plugin import KitTests
 from msgstore.testing.stores import StoreFactory
 from msgstore.testing.subjects import Subject
 
 SOON = 1.0
 """Seconds. A store that is closed waits five for all that is left to be told."""
-STATISTICS = (
+STATISTICS = dict.fromkeys((
     "messages", "pending", "segments", "bytes_on_disk", "live_bytes", "garbage_bytes", "quarantined", "written_messages",
     "written_bytes", "removed_messages", "flushes", "callback_failures", "observer_failures", "dropped_messages",
-)  # fmt: skip
+), 3)  # fmt: skip
+RECOVERY = {
+    "how": "rebuild", "scanned": ["0.sqs", "1.sqs"], "hinted": ["2.sqs"], "entered": 7, "garbage": 2, "missing": 1,
+    "damaged": ["1.sqs at 40"],
+}  # fmt: skip
+FORMS: dict[str, tuple[object, ...]] = {
+    "mode": ("rw", "r"), "index": ("ets",), "format": ("v2",), "file": ("0.sqs",), "recovery": (RECOVERY,),
+    "statistics": (STATISTICS.copy, dict),  # empty once the store is closed
+    "how": ("closed", "abandoned"), "offset": (40, None), "reason": ("invalid_message_size", "it is 8 days old"),
+    "outcome": get_args(events.CollectionOutcome), "skipped": (None, "it is being read"), "seconds": (0.25,),
+}  # fmt: skip
+"""Member of an event to the forms that it has; all others are numbers."""
 
 
 def life_of(store: Path) -> Iterator[events.Event]:
     """Everything that is announced of a store, each kind in the forms that it has."""
-    recovery = {
-        "how": "rebuild", "scanned": ["0.sqs", "1.sqs"], "hinted": ["2.sqs"], "entered": 7, "garbage": 2, "missing": 1,
-        "damaged": ["1.sqs at 40"],
-    }  # fmt: skip
-    statistics = dict.fromkeys(STATISTICS, 3)
-    yield events.RecoveryFinishedEvent(store=store, recovery=recovery, seconds=0.25)
-    yield events.StoreOpenedEvent(
-        store=store, mode="rw", index="ets", format="v2", recovery=recovery, statistics=statistics.copy
-    )  # empty once the store is closed
-    yield events.SegmentRolledEvent(store=store, file="3.sqs", format="v2")
-    yield events.CorruptionFoundEvent(store=store, file="1.sqs", offset=40, reason="invalid_message_size")
-    yield events.CorruptionFoundEvent(store=store, file="2.sqs", offset=None, reason="the index is not of this segment")
-    for outcome in ("compacted", "combined", "migrated", "deleted", "dropped", "none"):
-        yield events.CollectionFinishedEvent(
-            store=store, file="0.sqs", outcome=outcome, size_before=1000, size_after=0, moved_records=2, moved_bytes=200,
-            written=220, seconds=0.01, dropped=5, skipped="it is being read" if outcome == "none" else None,
-        )  # fmt: skip
-    yield events.MessagesDroppedEvent(store=store, file="0.sqs", messages=5, bytes=600, reason="it is 8 days old")
-    yield events.SegmentDeletedEvent(store=store, file="0.sqs", size=1000)
-    statistics.clear()
-    yield events.StoreClosedEvent(store=store, how="closed")
-    yield events.StoreClosedEvent(store=store, how="abandoned")
+    for kind in sorted(EVENT_HOOKS.values(), key=lambda kind: kind is events.StoreClosedEvent):
+        forms = {member.name: FORMS.get(member.name, (5,)) for member in attrs.fields(kind) if member.name != "store"}
+        for number in range(max(map(len, forms.values()))):
+            yield kind(store=store, **{name: given[number % len(given)] for name, given in forms.items()})
 
 
 class ObserverTests(KitTests):
@@ -59,18 +52,16 @@ class ObserverTests(KitTests):
         counted, and nobody is told of what happened; events that wait for it are given up when there are too many."""
         for event in life_of(Path("/data/orders")):
             before, begin = attrs.asdict(event, recurse=False), time.perf_counter()
-            tell(subject, event)
+            tell(subject, [event])
             assert time.perf_counter() - begin < SOON, f"an observer of {type(event).__name__} takes its time"
             assert attrs.asdict(event, recurse=False) == before
 
     def test_stores_at_once_in_any_order(self, subject: Subject) -> None:
         """A failure means that events of two stores meet, or that the observer relies on a table of open stores. Each store has
         a thread of its own. A store may be open twice, for reading next to its writer, and be closed after a failed opening."""
-        for event in reversed([*life_of(Path("/data/orders"))]):
-            tell(subject, event)
+        tell(subject, reversed([*life_of(Path("/data/orders"))]))
         with ThreadPoolExecutor(8) as pool:
-            lives = [life_of(Path(f"/data/{n % 4}")) for n in range(40)]
-            for job in [pool.submit(list, map(partial(tell, subject), life)) for life in lives]:
+            for job in [pool.submit(tell, subject, life_of(Path(f"/data/{n % 4}"))) for n in range(40)]:
                 job.result(timeout=30)
 
     def test_a_store_is_observed(self, subject: Subject, tmp_path: Path) -> None:
@@ -90,9 +81,8 @@ class ObserverTests(KitTests):
             return attrs.evolve(observer, call=call)
 
         observed = attrs.evolve(subject, observers=tuple(watched(observer) for observer in subject.observers))
-        stores = StoreFactory(observed, tmp_path, observed=True)
         for _ in range(2):
-            store = stores.open(file_size_limit=600)
+            store = StoreFactory(observed, tmp_path).open(file_size_limit=600)
             with store.client() as client:
                 for n in range(1, 40):
                     client.write(bytes([n]) * 16, bytes(n))
@@ -104,7 +94,8 @@ class ObserverTests(KitTests):
             assert not failed, f"{failed}: a store that is closed waits {CLOSE_TIMEOUT_SECONDS:g} s for its observers"
 
 
-def tell(subject: Subject, event: events.Event) -> None:
-    for observer in subject.observers:
-        if isinstance(event, EVENT_HOOKS[observer.hook]):
-            observer.call(event)
+def tell(subject: Subject, life: Iterator[events.Event] | list[events.Event]) -> None:
+    for event in life:
+        for observer in subject.observers:
+            if isinstance(event, EVENT_HOOKS[observer.hook]):
+                observer.call(event)

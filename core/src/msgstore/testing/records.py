@@ -1,9 +1,10 @@
-"""Tests of every record type, alone and inside the format that its descriptor names."""
+"""Tests of written segments, and of every record type, alone and inside the format that its descriptor names."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import mmap
+from functools import partial
 from typing import Any
 
 import attrs
@@ -11,29 +12,214 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import BoundRecord, FormatContext, RecordContext, RecordError, RecordType, RecordTypeDescriptor
-from msgstore.testing.data import Batch, batches, flipped, numbered, tried
-from msgstore.testing.formats.roundtrip import RoundTripTests
-from msgstore.testing.formats.segments import check_records, encoded, expected, rows, written
-from msgstore.testing.guard import skip_without
+from msgstore.contract import Capability, FormatContext, RecordError, ScanEnd, SegmentFormat
+from msgstore.locations import LIMIT
+from msgstore.testing.plugin import KitTests, skip_without
+from msgstore.testing.probes import (
+    Batch,
+    at_once,
+    batches,
+    damaged_at,
+    flipped,
+    long_body,
+    numbered,
+    peak_of,
+    texts,
+    tried,
+    within,
+)  # fmt: skip
+from msgstore.testing.segments import (
+    UNASSIGNED,
+    byte_of,
+    check_anything,
+    check_records,
+    check_scan,
+    check_spoilt,
+    check_values,
+    expected,
+    format_of,
+    made,
+    record_of,
+    rows,
+    written,
+)  # fmt: skip
 from msgstore.testing.subjects import Subject
 
-UNASSIGNED = 200
-"""Type byte of a record type that has no assigned one."""
+LARGE = 16 * 2**20
+"""Bytes of the largest body, or ``max_body`` of the format if that is smaller."""
+BESIDE = 2 * 2**20
+"""Bytes of memory that a scan of a small segment may use."""
+
+
+class RoundTripTests(KitTests):
+    @pytest.fixture
+    def form(self, subject: Subject) -> Any:
+        return made(subject)
+
+    @tried(100)
+    @given(messages=batches(), copied=st.lists(st.integers(0, 100), max_size=6), body=texts)
+    def test_what_is_written_is_read(
+        self, subject: Subject, form: SegmentFormat, messages: Batch, copied: list[int], body: bytes
+    ) -> None:
+        """A failure means that messages are lost or changed: ``encode`` gives wrong sizes, ``scan`` loses records, finds
+        others, ignores ``start``, or tells offsets from there; ``decode`` or ``body_span`` gives something else than the body.
+        Or that FRAMED is claimed, and the number of bytes in front of a body, or behind it, differs between records. Or that
+        copies of an id, as a compaction that was killed leaves them, are not told apart: the first belongs into ``records``,
+        each later one into ``duplicates``. ``SegmentScan.separate_copies`` does it."""
+        copies = [(messages[number % len(messages)][0], body) for number in copied if messages]
+        data, placed = written(form, messages, *([copy] for copy in copies))
+        for number, start in [(0, 0), *enumerate([*(record.offset for record in placed), len(data)])]:
+            scan = form.scan(data, start=start)
+            check_scan(form, data, scan, start)
+            first = {record.msg_id: record for record in reversed(placed[number:])}.values()
+            check_records(form, data, scan.records, [record for record in placed[number:] if record in first])
+            check_records(form, data, scan.duplicates, [record for record in placed[number:] if record not in first])
+            assert scan.end == ScanEnd("clean", len(data)), "a segment that was just written is not clean"
+            assert not [*scan.damage, *scan.hole_sizes], "a scan reports something else than the records"
+        assert form.scan(data).header == ("ok" if form.header else None)
+        found = ((record, form.body_span(data, record.offset, record.size)) for record in placed)
+        frames = {(begin - record.offset, record.end - end) for record, (begin, end) in found}
+        framed = len(frames) < 2 or not subject.has(Capability.FRAMED)
+        assert framed, f"FRAMED is claimed, bytes in front of a body and behind it are {', '.join(map(str, sorted(frames)))}"
+
+    @tried(60)
+    @given(messages=batches(least=1))
+    def test_nothing_is_kept_or_changed(self, subject: Subject, form: SegmentFormat, messages: Batch) -> None:
+        """A failure means that a method is not a pure function of its arguments: it keeps something between calls, changes
+        what it was given, or a record depends on which flush has written it: records are moved and copied one by one. Or that
+        it needs bytes, or keeps a view of the buffer: a segment is handed over as an ``mmap``, which cannot be closed, and its
+        file cannot be cut, while somebody holds one."""
+        ids, bodies = [msg_id for msg_id, _ in messages], [body for _, body in messages]
+        given_ids, given_bodies = list(ids), list(bodies)
+        form.encode(given_ids, given_bodies)
+        assert (given_ids, given_bodies) == (ids, bodies), "encode changes the lists that it is given"
+        data, placed = written(form, messages)
+        assert form.encode(tuple(ids), tuple(bodies))[1] == [record.size for record in placed], "tuples are sequences, too"
+        assert form.encode([], []) == (b"", [])
+        alone, again = written(form, *([message] for message in messages))
+        assert again == placed, "a batch is not the records that are written one by one"
+        check_records(form, alone, form.scan(alone).records, placed)
+        scan = form.scan(data)
+        form.scan(form.header)
+        same = form.scan(data) == scan == made(subject).scan(data)
+        assert same, "the same bytes are not always read in the same way"
+        mapped = mmap.mmap(-1, len(data))
+        mapped.write(data)
+        assert form.scan(mapped) == scan
+        assert form.scan(mapped, check_body=lambda msg_id, body: type(body) is type(msg_id) is bytes) == scan
+        assert form.find_chain(mapped, len(form.header)) == form.find_chain(data, len(form.header))
+        check_records(form, mapped, scan.records, placed)
+        mapped.close()
+
+    def test_large_bodies(self, form: SegmentFormat) -> None:
+        """A failure means that ``max_body`` is higher than what a record can hold, that a size field is too small, that a
+        record would be too large for any index (sizes are below 2**40), or that copies which stand far apart are no copies."""
+        for byte in (b"\0", b"\1", b"\xff"):
+            body = byte * min(form.max_body, LARGE)
+            data, placed = written(form, numbered(1, body), numbered(3000, bytes(1000))[1:], numbered(2, b"again"))
+            scan = form.scan(data)
+            check_records(form, data, scan.records, placed[:3000])
+            check_records(form, data, scan.duplicates, placed[3000:])
+            assert 0 < form.max_body < LIMIT - (placed[-1].size - len(b"again"))
+
+    @tried(40)
+    @given(messages=batches(least=1, most=6), number=st.integers(0, 65))
+    def test_a_codec_judges_each_body(self, form: SegmentFormat, messages: Batch, number: int) -> None:
+        """A failure means that ``check_body`` is not asked for each stored body, is asked for something else, or that a body
+        that it refuses passes. It belongs into ``damage``, or ends the scan, as ``invalid_message_body``."""
+        data, placed = written(form, messages, numbered(60, b"one of many"))
+        bad, asked, everything = placed[number % len(placed)], [], expected(placed)
+
+        def judge(msg_id: bytes, body: bytes) -> bool:
+            asked.append((msg_id, body))
+            return len(asked) <= len(placed) or msg_id != bad.msg_id  # the first scan finds all of them sound
+
+        assert form.scan(data, check_body=judge) == form.scan(data)
+        assert asked == [(record.msg_id, record.body) for record in placed]
+        scan = form.scan(data, check_body=judge)
+        check_scan(form, data, scan)
+        at = placed.index(bad)
+        assert rows(scan.records) in (everything[:at], everything[:at] + everything[at + 1 :])
+        refused = scan.damage[0] if scan.damage else scan.end
+        assert (refused.offset, refused.reason) == (bad.offset, "invalid_message_body")
+
+    def test_any_thread_may_call(self, form: SegmentFormat) -> None:
+        """A failure means that calls on several threads share state."""
+
+        def run(number: int) -> None:
+            messages = [(msg_id[::-1], b"%d" % number * at) for at, (msg_id, _) in enumerate(numbered(10 + number))]
+            data, placed = written(form, [*messages, (bytes([number]) * 16, long_body(number))])
+            check_records(form, data, form.scan(data).records, placed)
+
+        at_once(run, rounds=60)  # a round of them is short
+
+    @tried(4)
+    @given(messages=batches(texts, least=2, most=5))
+    def test_damage_at_each_byte(self, form: SegmentFormat, messages: Batch) -> None:
+        """A failure means that a segment that is cut off, has a wrong bit or a wrong size makes a scan or a read raise, hang or
+        use too much memory, loses records before it, or that scans and reads disagree: clients get what a scan calls damaged.
+        Damage need not be detected; but what one of them detects, both must. Or that recovery cannot tell a torn write from
+        damage: the end is ``torn``, at the beginning of the record that is cut off. Or that a read gives the body of another
+        message: ``decode`` looks at the id in the record, and raises RecordError if it is not the one that was asked for."""
+        data, placed = written(form, messages)
+        begin = len(form.header)
+        for wrong in (data[placed[1].offset : placed[1].end], b"", b"something else"):
+            with pytest.raises(RecordError):
+                form.decode(placed[0].msg_id, wrong)
+
+        def damage(at: int) -> None:
+            before = [record for record in placed if record.end <= at]
+            for number, spoilt in enumerate(damaged_at(data, at)):
+                scan = check_spoilt(form, spoilt, placed)
+                form.find_chain(spoilt, begin)
+                kept = at < begin or rows(scan.records)[: len(before)] == expected(before)
+                assert kept, f"damage at {at} costs records that stand before it"
+                if number == 0:  # it is cut off
+                    record = max([begin, *(record.end for record in before)])
+                    if at < begin:
+                        assert not len(scan.records)
+                        assert scan.end.state != "clean" or at == 0, f"the end of a header that is cut off at {at} is clean"
+                    elif at == record:
+                        assert scan.end == ScanEnd("clean", at), f"cut off at {at}, where a record ends"
+                    elif data[record:at].strip(b"\0"):  # zeros may as well be a hole
+                        assert scan.end == ScanEnd("torn", record, scan.end.reason), f"cut off at {at}"
+
+        with within():
+            for at in (*range(0, begin, begin // 64 + 1), *range(begin, len(data))):
+                assert peak_of(partial(damage, at)) <= BESIDE, f"the memory, for damage at {at}"
+
+    @tried(250)
+    @given(
+        messages=st.none() | batches(),
+        edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9), st.binary(max_size=9)), max_size=4),
+        cut=st.none() | st.integers(0, 60),
+        more=st.binary(max_size=400),
+        start=st.integers(0, 420),
+    )
+    def test_arbitrary_bytes(
+        self, form: SegmentFormat, messages: Any, edits: list[tuple[int, int, bytes]], cut: int | None, more: bytes, start: int
+    ) -> None:
+        """A failure means that ``scan``, ``find_chain`` or a read raises for damaged records or bytes that no writer wrote,
+        such as those behind a sound beginning of a record; or that a scan does not report each byte exactly once."""
+        data, placed = (b"", []) if messages is None else written(form, messages)
+        for at, left_out, put_in in edits:
+            data = data[:at] + put_in + data[at + left_out :]
+        if placed and cut is not None:
+            last = placed[-1]
+            data = data[: last.offset + min(cut, last.size)]
+            check_spoilt(form, (data + more)[: last.end].ljust(last.end, b"\0"), placed)
+        check_anything(form, data + more, start)
 
 
 class RecordTypeTests(RoundTripTests):
     kinds = ("record",)
-
-    def make_form(self, subject: Subject) -> Any:
-        return format_of(subject)
 
     @tried(60)
     @given(messages=batches())
     def test_overhead(self, subject: Subject, messages: Batch) -> None:
         """A failure means that ``overhead`` is not what a record has beside its body (where that differs, ``overhead`` is the
         least of it, and ``max_overhead`` the most), or that ``encode`` gives something else than the size of each record."""
-        record: RecordType = made(subject)
+        record = record_of(subject)
         data, sizes = record.encode([msg_id for msg_id, _ in messages], [body for _, body in messages])
         assert (len(sizes), sum(sizes)) == (len(messages), len(data)), f"{sizes} are not the sizes of {len(messages)} records"
         least, most = record.overhead, getattr(record, "max_overhead", record.overhead)
@@ -43,18 +229,17 @@ class RecordTypeTests(RoundTripTests):
     def test_damage_is_stepped_over(self, subject: Subject, form: Any) -> None:
         """A failure means that one damaged record loses those behind it: a scan reports what ``check`` finds, and continues.
         Skipped for a record type that does not detect a flipped bit of a body."""
-        record: RecordType = made(subject)
         data, placed = written(form, numbered(3, b"some body"))
-        _, offset, size, _ = bad = placed[1]
-        spoilt = flipped(data, 8 * record.body_span(offset, size)[0])
-        reason = record.check(spoilt, offset, size)
+        bad = placed[1]
+        spoilt = flipped(data, 8 * form.body_span(data, bad.offset, bad.size)[0])
+        reason = record_of(subject).check(spoilt, bad.offset, bad.size)
         if reason is None:
             skip_without("a check of bodies")
         scan = form.scan(spoilt)
-        assert [attrs.astuple(spot) for spot in scan.damage] == [(offset, size, reason)]
+        assert [attrs.astuple(spot) for spot in scan.damage] == [(bad.offset, bad.size, reason)]
         assert rows(scan.records) == expected([placed[0], placed[2]])
         with pytest.raises(RecordError):
-            form.decode(bad.msg_id, spoilt[offset : bad.end])
+            form.decode(bad.msg_id, spoilt[bad.offset : bad.end])
 
     def test_the_byte_is_the_one_that_it_is_bound_to(self, subject: Subject, form: Any) -> None:
         """A failure means that the record type ignores the type byte of its context. The configuration of a store decides it;
@@ -73,10 +258,10 @@ class RecordTypeTests(RoundTripTests):
     def test_beside_the_records_of_the_format(self, subject: Subject, form: Any) -> None:
         """A failure means that a store that begins to use the record type cannot read older records, or the other way round:
         one segment may hold records of several types."""
-        messages = numbered(6, b"body")
-        old, first = written(format_of(subject, bound=False), messages[:3])
-        new, second = encoded(form, messages[3:], len(old))
-        check_records(form, old + new, form.scan(old + new).records, first + second)
+        messages, own = numbered(6, b"body"), subject.catalogue.format(subject.descriptor.format)
+        old, first = written(subject.catalogue.make(own, FormatContext(own.options())), messages[:3])
+        data, second = written(form, messages[3:], after=old)
+        check_records(form, data, form.scan(data).records, first + second)
 
     @tried(30)
     @given(messages=batches(least=1), flips=st.lists(st.integers(0, 2000), max_size=4))
@@ -87,7 +272,7 @@ class RecordTypeTests(RoundTripTests):
         data, placed = written(form, messages)
         without = attrs.evolve(subject, options={})
         check_records(format_of(without), data, format_of(without).scan(data).records, placed)
-        fields, record, reader = descriptor_of(subject).fields, made(subject), made(without)
+        fields, record, reader = subject.descriptor.fields, record_of(subject), record_of(without)
         for entry in placed if fields else ():
             whole = data[entry.offset : entry.end]
             values = record.fields(whole)
@@ -100,42 +285,3 @@ class RecordTypeTests(RoundTripTests):
                 if record.check(spoilt, 0, len(spoilt)) is None:
                     with contextlib.suppress(RecordError):
                         check_values(fields, record.fields(spoilt))
-
-
-def descriptor_of(subject: Subject) -> RecordTypeDescriptor:
-    assert isinstance(subject.descriptor, RecordTypeDescriptor)
-    return subject.descriptor
-
-
-def byte_of(subject: Subject) -> int:
-    assigned = descriptor_of(subject).assigned_byte
-    return UNASSIGNED if assigned is None else assigned
-
-
-def made(subject: Subject, byte: int | None = None) -> Any:
-    """The record type under test, a RecordType."""
-    return subject.make(RecordContext(subject.made_options, byte or byte_of(subject)))
-
-
-def format_of(subject: Subject, byte: int | None = None, *, bound: bool = True) -> Any:
-    """The format that the descriptor names, a SegmentFormat that writes records of the type; or, not bound, its own."""
-    form = subject.catalogue.format(descriptor_of(subject).format)
-    context = FormatContext(form.options())
-    if bound:
-        name = f"{subject.name}-elsewhere" if byte else subject.name
-        binding = BoundRecord(name, byte or byte_of(subject), made(subject, byte))
-        context = attrs.evolve(context, records=(binding,), record=name)
-    return subject.catalogue.make(form, context)
-
-
-KINDS: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
-
-
-def check_values(fields: Sequence[Any], values: object) -> None:
-    """``fields``: the descriptor's RecordFields."""
-    assert isinstance(values, tuple), f"fields are a tuple, not {values!r}"
-    assert len(values) == len(fields), f"{len(values)} values for {len(fields)} fields"
-    for field, value in zip(fields, values, strict=True):
-        if value is not None:
-            assert type(value) is KINDS[field.kind], f"{field.name} is {value!r}, and said to be of kind {field.kind}"
-            assert not isinstance(value, int) or -(2**63) <= value < 2**63, f"{field.name} does not fit into 64 bits"

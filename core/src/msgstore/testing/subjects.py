@@ -1,7 +1,10 @@
-"""Subjects of the kit: a descriptor, and options to test it with."""
+"""Subjects of the kit: a descriptor, and options to test it with; and the tests of every descriptor."""
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from importlib import metadata
 from typing import Any
 
@@ -12,10 +15,7 @@ from msgstore.config import structure
 from msgstore.contract import Capability, Descriptor
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import HOOKS, Observer, Provider, Registration
-from msgstore.testing.guard import skip_without
-
-OBSERVER = "observer"
-"""Kind of the event hooks of a distribution, which have no descriptor."""
+from msgstore.testing.plugin import KitTests, skip_without
 
 _UNREGISTERED = Provider("unregistered", "0", "none", "none")
 
@@ -28,7 +28,7 @@ class Subject:
     name: str
     catalogue: Catalogue = attrs.field(repr=False)
     """All installed backends and the subject."""
-    descriptor: Descriptor | None = None
+    descriptor: Any = None
     """None for observers."""
     options: dict[str, object] = attrs.field(factory=dict)
     """One of the descriptor's ``examples``: keys as a configuration has them."""
@@ -43,6 +43,37 @@ class Subject:
         catalogue = attrs.evolve(installed, registrations=(*installed.registrations, mine))
         return cls(kind=kind, name=descriptor.name, catalogue=catalogue, descriptor=descriptor, options=options)
 
+    @classmethod
+    def registered_by(cls, distribution: str) -> list[Subject]:
+        """Everything that a distribution registers, each descriptor once for each of its ``examples``.
+
+        Raises UsageError if it is not installed, cannot be loaded, or registers nothing.
+        """
+        try:
+            name = metadata.distribution(distribution).metadata["Name"]
+        except metadata.PackageNotFoundError:
+            raise pytest.UsageError(
+                f"--msgstore-dist: {distribution!r} is not installed; try: pip install {distribution}"
+            ) from None
+        catalogue = load_catalogue()
+        if broken := [str(failure) for failure in catalogue.failures if failure.provider.distribution == name]:
+            raise pytest.UsageError(f"--msgstore-dist: {'; '.join(broken)}")
+        found = [
+            cls(kind=it.kind, name=it.descriptor.name, catalogue=catalogue, descriptor=it.descriptor,
+                options=dict(options), provider=it.provider)
+            for it in catalogue.registrations if it.provider.distribution == name
+            for options in it.descriptor.examples
+        ]  # fmt: skip
+        if observers := tuple(observer for observer in catalogue.observers if observer.provider.distribution == name):
+            of = observers[0].provider
+            found.append(cls(kind="observer", name=name, catalogue=catalogue, observers=observers, provider=of))
+        if not found:
+            raise pytest.UsageError(
+                f"--msgstore-dist: {name} registers nothing: its pyproject.toml needs an entry point in the group 'msgstore', "
+                "and the module that it names a hook"
+            )
+        return found
+
     def __str__(self) -> str:
         given = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.kind}:{self.name}" + (f"[{given}]" if given else "")
@@ -54,12 +85,10 @@ class Subject:
     @property
     def made_options(self) -> Any:
         """Instance of the descriptor's class of options."""
-        assert self.descriptor is not None
         return structure(self.descriptor.options, self.options, f"{self} options")
 
     def make(self, argument: object) -> Any:
         """Call the factory. Raises PluginError if it fails."""
-        assert self.descriptor is not None
         return self.catalogue.make(self.descriptor, argument)
 
     def has(self, capability: Capability) -> bool:
@@ -76,33 +105,36 @@ def kind_of(descriptor: Descriptor) -> str:
     return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
 
 
-def subjects_of(distribution: str) -> list[Subject]:
-    """Everything that a distribution registers, each descriptor once for each of its ``examples``.
+class DescriptorTests(KitTests):
+    """Descriptors are light values, each selected by its name."""
 
-    Raises UsageError if it is not installed, cannot be loaded, or registers nothing.
-    """
-    try:
-        name = metadata.distribution(distribution).metadata["Name"]
-    except metadata.PackageNotFoundError:
-        raise pytest.UsageError(
-            f"--msgstore-dist: {distribution!r} is not installed; try: pip install {distribution}"
-        ) from None
-    catalogue = load_catalogue()
-    broken = [f"{failure.provider} {failure.what}" for failure in catalogue.failures if failure.provider.distribution == name]
-    if broken:
-        raise pytest.UsageError(f"--msgstore-dist: {'; '.join(broken)}")
-    found = [
-        Subject(kind=kind, name=one.name, catalogue=catalogue, descriptor=one, options=dict(options), provider=provider)
-        for kind, one, provider in ((it.kind, it.descriptor, it.provider) for it in catalogue.registrations)
-        if provider.distribution == name
-        for options in one.examples
-    ]
-    if observers := tuple(observer for observer in catalogue.observers if observer.provider.distribution == name):
-        of = observers[0].provider
-        found.append(Subject(kind=OBSERVER, name=name, catalogue=catalogue, observers=observers, provider=of))
-    if not found:
-        raise pytest.UsageError(
-            f"--msgstore-dist: {name} registers nothing: its pyproject.toml needs an entry point in the group 'msgstore', "
-            "and the module that it names a hook"
-        )
-    return found
+    kinds = tuple(HOOKS)
+
+    def test_its_name_gives_it(self, subject: Subject) -> None:
+        """A failure means that another installed distribution registers the same name, or that the contract version is one
+        that this core does not serve: what users select by the name is not this. If ``contract`` is newer than the core
+        installed here, give ``dependencies`` a lower bound."""
+        catalogue, names = subject.catalogue, [subject.name]
+        if subject.kind == "record":
+            names.insert(0, subject.descriptor.format)
+        look_up = {"gc": catalogue.gc_policy, "body": catalogue.body_codec, "runner": catalogue.job_runner}
+        assert (look_up.get(subject.kind) or getattr(catalogue, subject.kind))(*names) is subject.descriptor
+
+    def test_it_is_a_value(self, subject: Subject) -> None:
+        """A failure means that the descriptor, or its class of options, is made inside a function, or holds something that
+        cannot be pickled: workers of a cluster are sent descriptors. Or that ``msgstore plugins`` has nothing to say of it, or
+        breaks its table: the summary is one line. Or that users who write the example into their configuration get an error:
+        an option is needed, and ``examples`` does not give it."""
+        copy, summary = pickle.loads(pickle.dumps(subject.descriptor)), subject.descriptor.summary
+        assert (copy, hash(copy)) == (subject.descriptor, hash(subject.descriptor))
+        assert len(summary.splitlines()) == 1 <= len(summary.strip()), f"summary is {summary!r}"
+        assert isinstance(subject.made_options, subject.descriptor.options)
+
+    def test_registering_it_imports_no_work(self, subject: Subject) -> None:
+        """A failure means that the module of the entry point imports the module of the factory. Every program that opens any
+        store would pay for it: name the factory by its string, and import what it needs where it is."""
+        module = subject.descriptor.factory.partition(":")[0]
+        assert module != subject.provider.value, f"{module} is the module of the entry point itself"
+        code = f"import msgstore, sys; msgstore.load_catalogue(); sys.exit({module!r} in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr or f"{subject.provider.value} imports {module}"

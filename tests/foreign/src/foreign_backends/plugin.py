@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import attrs
-
 from msgstore import hookimpl
-from msgstore.contract import Capability, IndexDescriptor, SegmentFormatDescriptor, Size
-
-
-@attrs.frozen
-class SqliteOptions:
-    cache: Size = Size(2 * 2**20)
-    """Maximum size of the pages that each of the two connections keeps in memory, in bytes."""
+from msgstore.contract import Capability, IndexDescriptor, SegmentFormatDescriptor
 
 
 @hookimpl
@@ -36,8 +28,7 @@ def msgstore_indexes() -> list[IndexDescriptor]:
             name="sqlite",
             contract=(1, 0),
             factory="foreign_backends.sqlite:SqliteIndex",
-            options=SqliteOptions,
             capabilities=frozenset({Capability.PERSISTENT}),
-            summary="persistent, one SQLite transaction per commit",
+            summary="persistent, in memory and in one SQLite file",
         )
     ]

@@ -1,12 +1,7 @@
-"""Index ``sqlite``: entries in one SQLite file, and the changes since the last commit in memory.
-
-SQLite keeps a write-ahead log, so reads on one connection do not wait for a commit on another. An index that is read-only
-reads a private copy of the file and its log.
-"""
+"""Index ``sqlite``: all entries in memory, and in one SQLite file as of the last commit."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import shutil
@@ -16,285 +11,191 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Any
-
-import attrs
 
 from msgstore.contract import IndexContext, ReleaseResult
 
 _log = logging.getLogger("msgstore.index")
 
 FILE = "msgstore-sqlite.db"
-_APPLICATION, _LAYOUT = 0x6D736773, 2
+JOURNAL = f"{FILE}-journal"
+_APPLICATION = 0x6D736773
 _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION}",
-    "CREATE TABLE entries (id BLOB PRIMARY KEY, location BLOB NOT NULL, refs INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS entries (id BLOB PRIMARY KEY, location BLOB NOT NULL, refs INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    "DELETE FROM entries",
+    "DELETE FROM state",
 )
-_SUFFIXES = ("-wal", "-shm", "-journal")
 _LOCATION = 18
 """Bytes of a stored location: an integer below 2**144 is too large for SQLite."""
 _MAX_KEY = 511
-_ABSENT = 0, 0
-"""Location and references of an id without an entry."""
-_CODES = {
-    sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_NOMEM: errno.ENOMEM,
-    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), errno.EBUSY),
-    **dict.fromkeys((sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY), errno.EACCES),
-}  # fmt: skip
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH)
-
-
-class _DamagedError(OSError):
-    """Raised for a file that is not a usable database of this index."""
-
-
-@attrs.define(eq=False)
-class _Layer:
-    """Changes between two freezes: (location, references) of each changed id, ``_ABSENT`` if it was removed."""
-
-    entries: dict[bytes, tuple[int, int]] = attrs.field(factory=dict)
-    state: dict[bytes, bytes | None] = attrs.field(factory=dict)
-    cleared: bool = False
-    """True if SQLite's contents are void. Only the lowest layer has it."""
-
-    @classmethod
-    def of(cls, layers: Sequence[_Layer]) -> _Layer:
-        """Merge layers, the newest first."""
-        merged = cls(cleared=bool(layers) and layers[-1].cleared)
-        for layer in reversed(layers):
-            merged.entries |= layer.entries
-            merged.state |= layer.state
-        return merged
 
 
 class SqliteIndex:
     """Persistent implementation of :class:`msgstore.contract.Index`.
 
-    ``freeze`` puts an empty layer on top of the others. ``commit`` writes the frozen layers in one transaction and then drops
-    them. A lookup takes the tuple of layers once, goes through it from the top, and asks SQLite last. A layer is dropped only
-    after SQLite has its contents, so a lookup finds each entry in one of them.
+    ``freeze`` copies all entries, and ``commit`` replaces what SQLite has by the copy: the time of both grows with the number
+    of entries.
     """
 
     def __init__(self, context: IndexContext) -> None:
         self._context = context
         self._path = context.directory / FILE
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self._reader: sqlite3.Connection | None = None
-        self._writer: sqlite3.Connection | None = None
-        self._damaged = False
+        self._connection: sqlite3.Connection | None = None
+        """None if nothing may be written, or the index is closed."""
+        self._entries: dict[bytes, tuple[int, int]] = {}
+        """Id to (location, references)."""
+        self._state: dict[bytes, bytes] = {}
+        self._frozen: tuple[dict[bytes, tuple[int, int]], dict[bytes, bytes]] | None = None
+        """Entries and state that are set aside, and not being written."""
         self._commit_lock = threading.Lock()
-        """Held while a transaction is written. Taken before the layers lock."""
-        self._layers_lock = threading.Lock()
-        """Held while layers are replaced."""
-        self._read_lock = threading.Lock()
-        """Held while the reader is used or closed."""
-        self._layers: tuple[_Layer, ...] = (_Layer(cleared=True),)
-        """All layers, newest first."""
+        """Held while a transaction is written. Taken before the frozen lock."""
+        self._frozen_lock = threading.Lock()
+        """Held while ``_frozen`` is replaced."""
 
     # -- load, close ------------------------------------------------------------------------------------------------------
 
     def load(self) -> dict[bytes, bytes] | None:
         try:
             return self._open()
-        except _DamagedError as error:
-            _log.warning("%s", error)
-            self._release()
-            if self._context.read_only:
-                return None
-            self._set_aside()
-            return self._open()
-
-    def _open(self) -> dict[bytes, bytes] | None:
-        path = self._path
-        if self._context.read_only:
-            if not path.exists():
-                return None
-            self._copy = tempfile.TemporaryDirectory(prefix="msgstore-sqlite-")
-            path = Path(self._copy.name, FILE)
-            for suffix in ("", "-wal"):  # SQLite makes the other files again
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(f"{self._path}{suffix}", f"{path}{suffix}")
-        elif links := [name for suffix in ("", *_SUFFIXES) if (name := path.with_name(FILE + suffix)).is_symlink()]:
-            raise OSError(errno.ELOOP, "is a symbolic link; replace it with its target, or remove it", str(links[0]))
-        with self._translated():
-            self._writer, self._reader = _connect(path), _connect(path)
-            for connection in (self._writer, self._reader):
-                connection.execute(f"PRAGMA cache_size = -{max(self._context.options.cache // 1024, 64)}")
-            self._writer.execute("PRAGMA journal_mode = WAL")
-            self._writer.execute(f"PRAGMA synchronous = {'FULL' if self._context.sync else 'OFF'}")
-            if self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-                with self._writer:
-                    for statement in ("BEGIN IMMEDIATE", *_SCHEMA):
-                        self._writer.execute(statement)
-            ((application,), (layout,)) = self._read("PRAGMA application_id") + self._read("PRAGMA user_version")
-            if application != _APPLICATION or layout not in (0, _LAYOUT):
-                raise _DamagedError(errno.EIO, f"application and layout are {application}, {layout}", str(self._path))
-            state = dict(self._read("SELECT key, value FROM state")) if layout else None  # 0: nothing was committed
-        self._layers = (_Layer(),)
-        return state
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Raise SQLite's errors of the block as OSError with the path; as _DamagedError if they show damage."""
-        try:
-            yield
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            self._damaged |= code in _DAMAGE
-            kind = _DamagedError if code in _DAMAGE else OSError
-            raise kind(_CODES.get(code, errno.EIO), f"SQLite: {error}", str(self._path)) from error
-
-    def _set_aside(self) -> None:
+            self._release()
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_NOTADB) & 0xFF not in _DAMAGE:
+                raise OSError(errno.EIO, f"SQLite: {error}", str(self._path)) from error
+            _log.warning("%s: is damaged: %s. The index is rebuilt from the segments", self._path, error)
+        if self._context.read_only:
+            return None
         number = 1
         while (target := self._path.with_name(f"{FILE}.damaged-{number}")).exists():
             number += 1
         self._context.files.replace(self._path, target)
-        for suffix in _SUFFIXES:
-            self._context.files.unlink(self._path.with_name(FILE + suffix))
-        self._damaged = False
-        _log.warning("%s: is damaged: set aside as %s. The index is rebuilt from the segments", self._path, target)
+        self._context.files.unlink(self._path.with_name(JOURNAL))
+        return self.load()
+
+    def _open(self) -> dict[bytes, bytes] | None:
+        if not self._context.read_only:
+            return self._read(self._path)
+        if not self._path.exists():
+            return None
+        with tempfile.TemporaryDirectory(prefix="msgstore-sqlite-") as copy:  # SQLite may have to roll a commit back
+            for name in (FILE, JOURNAL):
+                if self._path.with_name(name).exists():
+                    shutil.copyfile(self._path.with_name(name), Path(copy, name))
+            found = self._read(Path(copy, FILE))
+            self._release()
+        return found
+
+    def _read(self, path: Path) -> dict[bytes, bytes] | None:
+        connection = self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+        connection.execute(f"PRAGMA synchronous = {'FULL' if self._context.sync else 'OFF'}")
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            return None  # the first commit makes the tables
+        if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
+            raise sqlite3.DatabaseError("it is of another application")
+        rows = connection.execute("SELECT id, location, refs FROM entries")
+        self._entries = {msg_id: (int.from_bytes(location), count) for msg_id, location, count in rows}
+        self._state = dict(connection.execute("SELECT key, value FROM state"))
+        return self._state.copy()
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         with self._commit_lock:
-            if self._writer is not None and not self._context.read_only:
-                if state is not None and not self._damaged:
-                    self._write(attrs.evolve(_Layer.of(self._layers), state=dict(state)), whole=True)
-                self._release()
-                if self._damaged:
-                    self._set_aside()
+            if state is not None and self._connection is not None:
+                self._write(self._entries, state)
             self._release()
-        self.clear()
+            self.clear()
 
     def _release(self) -> None:
-        with self._read_lock:
-            for connection in filter(None, (self._reader, self._writer)):
-                with contextlib.suppress(sqlite3.Error):
-                    connection.close()
-            self._reader = self._writer = None
-            if self._copy is not None:
-                self._copy.cleanup()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     # -- entries ----------------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        with self._layers_lock:
-            self._layers = (_Layer(cleared=True),)
+        with self._frozen_lock:
+            self._entries, self._state, self._frozen = {}, {}, None
 
     def __len__(self) -> int:
-        """Return the number of entries. Reads all of them."""
-        return sum(1 for _ in self.items())
-
-    def _read(self, statement: str, *arguments: bytes) -> list[tuple[Any, ...]]:
-        """Return the rows of a query as of the last commit; none if the database is closed."""
-        with self._translated(), self._read_lock:
-            return self._reader.execute(statement, arguments).fetchall() if self._reader else []
-
-    def _entry(self, msg_id: bytes) -> tuple[int, int]:
-        layers = self._layers
-        for layer in layers:
-            if (entry := layer.entries.get(msg_id)) is not None:
-                return entry
-        if layers[-1].cleared:
-            return _ABSENT
-        found = self._read("SELECT location, refs FROM entries WHERE id = ?", msg_id)
-        return _unpacked(*found[0]) if found else _ABSENT
+        return len(self._entries)
 
     def get(self, msg_id: bytes, /) -> int | None:
-        location, count = self._entry(msg_id)
-        return location if count else None
+        entry = self._entries.get(msg_id)
+        return entry[0] if entry else None
 
     def references(self, msg_id: bytes) -> int:
-        return self._entry(msg_id)[1]
+        return self._entries.get(msg_id, (0, 0))[1]
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
         """Return (id, location, references) of every entry at the time of the call, from a copy of all of them."""
-        layers = self._layers  # before SQLite is asked: it may be given their contents meanwhile
-        changes = _Layer.of(layers).entries
-        rows = [] if layers[-1].cleared else self._read("SELECT id, location, refs FROM entries")
-        entries = {msg_id: _unpacked(*found) for msg_id, *found in rows} | changes
-        return ((msg_id, location, count) for msg_id, (location, count) in entries.items() if count)
+        return ((msg_id, location, count) for msg_id, (location, count) in self._entries.copy().items())
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
         counts = repeat(1) if references is None else references
-        self._layers[0].entries.update(zip(ids, zip(locations, counts, strict=False), strict=True))
+        self._entries.update(zip(ids, zip(locations, counts, strict=False), strict=True))
 
     def add_reference(self, msg_id: bytes) -> bool:
-        location, count = self._entry(msg_id)
-        if count:
-            self._layers[0].entries[msg_id] = location, count + 1
-        return count > 0
+        if msg_id not in self._entries:
+            return False
+        location, count = self._entries[msg_id]
+        self._entries[msg_id] = location, count + 1
+        return True
 
     def release(self, ids: Sequence[bytes]) -> ReleaseResult:
-        """Remove one reference for each given id. Looks up all ids first: if SQLite raises, nothing has changed."""
-        entries = {msg_id: self._entry(msg_id) for msg_id in ids}
         released = ReleaseResult([], [])
         for msg_id in ids:
-            location, count = entries[msg_id]
-            if not count:
+            location, count = self._entries.get(msg_id, (0, 0))
+            if count > 1:
+                self._entries[msg_id] = location, count - 1
+            elif count == 1:
+                released.freed.append((msg_id, self._entries.pop(msg_id)[0]))
+            else:
                 released.missing.append(msg_id)
-                continue
-            entries[msg_id] = (location, count - 1) if count > 1 else _ABSENT
-            if count == 1:
-                released.freed.append((msg_id, location))
-        self._layers[0].entries.update(entries)
         return released
 
     def relocate(self, ids: Sequence[bytes], old: Sequence[int], new: Sequence[int]) -> int:
-        moved = {}
-        for msg_id, at, to in zip(ids, old, new, strict=True):
-            location, count = self._entry(msg_id)
-            if count and location == at:
-                moved[msg_id] = to, count
-        self._layers[0].entries.update(moved)
-        return len(moved)
+        moves = {msg_id: to for msg_id, at, to in zip(ids, old, new, strict=True) if self.get(msg_id) == at}
+        self._entries.update({msg_id: (to, self.references(msg_id)) for msg_id, to in moves.items()})
+        return len(moves)
 
     # -- commits ----------------------------------------------------------------------------------------------------------
 
     def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
-        if self._writer is None or self._context.read_only:
+        if self._connection is None:
             return
         for key in state:
             if not 0 < len(key) <= _MAX_KEY:
                 raise ValueError(f"{self._path}: a key of {len(key)} bytes; keys of the state must have 1 to {_MAX_KEY} bytes")
-        with self._layers_lock:
-            self._layers[0].state |= state
-            self._layers = (_Layer(), *self._layers)
+        self._state = {key: value for key, value in {**self._state, **state}.items() if value is not None}
+        with self._frozen_lock:
+            self._frozen = self._entries.copy(), self._state
 
     def commit(self) -> None:
-        """Write the frozen layers as one. After an error that one stays, so that a lookup passes few layers."""
+        """Write what is set aside. After an error it is set aside again, unless a later ``freeze`` has more."""
         with self._commit_lock:
-            with self._layers_lock:
-                newest, *frozen = self._layers
-                if not frozen:
-                    return
-                merged = _Layer.of(frozen)
-                self._layers = (newest, merged)
-            self._write(merged)
-            with self._layers_lock:
-                self._layers = tuple(layer for layer in self._layers if layer is not merged)
+            with self._frozen_lock:
+                frozen, self._frozen = self._frozen, None
+            if frozen is None:
+                return
+            try:
+                self._write(*frozen)
+            except OSError:
+                with self._frozen_lock:
+                    self._frozen = self._frozen or frozen
+                raise
 
-    def _write(self, layer: _Layer, *, whole: bool = False) -> None:
-        """Write a layer in one transaction; ``whole``: its state replaces all that is stored. Caller holds the commit lock."""
-        assert self._writer is not None
-        entries, state = sorted(layer.entries.items()), layer.state.items()  # sorted keys are faster
-        with self._translated(), self._writer as writer:
-            writer.execute("BEGIN IMMEDIATE")
-            if layer.cleared:
-                writer.execute("DELETE FROM entries")
-            if layer.cleared or whole:
-                writer.execute("DELETE FROM state")
-            writer.executemany("DELETE FROM entries WHERE id = ?", [(i,) for i, (_, count) in entries if not count])
-            rows = [(i, location.to_bytes(_LOCATION), count) for i, (location, count) in entries if count]
-            writer.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", rows)
-            writer.executemany("DELETE FROM state WHERE key = ?", [(key,) for key, value in state if value is None])
-            writer.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", [row for row in state if row[1] is not None])
-            writer.execute(f"PRAGMA user_version = {_LAYOUT}")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
-
-
-def _unpacked(location: bytes, count: int) -> tuple[int, int]:
-    return int.from_bytes(location), count
+    def _write(self, entries: Mapping[bytes, tuple[int, int]], state: Mapping[bytes, bytes]) -> None:
+        """Replace everything in one transaction. Caller holds the commit lock."""
+        connection = self._connection
+        assert connection is not None
+        rows = [(msg_id, location.to_bytes(_LOCATION), count) for msg_id, (location, count) in sorted(entries.items())]
+        try:
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+                connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
+                connection.executemany("INSERT INTO state VALUES (?, ?)", state.items())
+        except sqlite3.Error as error:
+            code = errno.ENOSPC if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL else errno.EIO
+            raise OSError(code, f"SQLite: {error}", str(self._path)) from error

@@ -116,10 +116,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield "", Text(f"{recovery['missing']:,} ids with references have no record", "red")
     if recovery["distrust"]:
         yield "", Text(counts_line(recovery), "red")
-    damage = facts["damage"]
-    if facts["quarantined"] and not damage:
-        damage = [f"in {output.plural(facts['quarantined'], 'segment')}. 'msgstore verify' lists it."]
-    for line in damage:
+    earlier = f"in {output.plural(facts['quarantined'], 'segment')}. 'msgstore verify' lists it."
+    for line in facts["damage"] or [earlier] * bool(facts["quarantined"]):
         yield "damage", Text(line, "red")
 
 
@@ -262,17 +260,16 @@ def top(store: options.StoreArgument, interval: float, once: bool, out: output.O
 def _screen(out: output.Output, snapshot: Snapshot, change: Mapping[str, Any], sums: Mapping[str, int]) -> Group:
     """Return the figures, and the segments that changed last, as many as fit on the screen."""
     disk, pid = change["bytes_on_disk"], f"process {change['writer']}" if change["writer"] else "another process"
-    rows: list[tuple[str, Any]] = [("open for writing", pid if change["open"] else "no process")]
+    figures: list[tuple[str, Any]] = [("messages", Text("only the index knows, and it cannot be read now", style="dim"))]
     if snapshot.figures:
         net = "" if change["messages_per_second"] is None else f"  {change['messages_per_second']:+,}/s"
         part = f" ({100 * change['garbage_bytes'] / disk:.0f} %)" if disk else ""
-        rows.append(("messages", f"{change['messages']:,}{net}"))
-        rows.append(("live", output.size(change["live_bytes"])))
-        rows.append(("garbage", f"{output.size(change['garbage_bytes'])}{part}"))
-    else:
-        rows.append(("messages", Text("only the index knows, and it cannot be read now", style="dim")))
+        figures = [("messages", f"{change['messages']:,}{net}"), ("live", output.size(change["live_bytes"]))]
+        figures.append(("garbage", f"{output.size(change['garbage_bytes'])}{part}"))
     working = f"; {output.plural(change['unfinished'], 'unfinished file')}" if change["unfinished"] else ""
-    rows += [
+    rows = [
+        ("open for writing", pid if change["open"] else "no process"),
+        *figures,
         ("on disk", output.size(disk)),
         ("written", f"{output.size(change['written_per_second'])}/s"),
         ("freed", f"{output.size(change['freed_per_second'])}/s"),
@@ -283,10 +280,10 @@ def _screen(out: output.Output, snapshot: Snapshot, change: Mapping[str, Any], s
     title = Text(f"{change['path']}  {time.strftime('%H:%M:%S', time.localtime(change['time']))}")
     newest = sorted(snapshot.segments.items(), key=lambda one: snapshot.names.get(one[0], (0, 0))[1], reverse=True)
     fitting = max(out.console.height - _HEADER_ROWS, _MIN_SEGMENT_ROWS) if out.console.is_terminal else _MIN_SEGMENT_ROWS
-    figures = snapshot.figures[1] if snapshot.figures else {}
+    live_bytes = snapshot.figures[1] if snapshot.figures else {}
 
     def row(name: str, size: int) -> dict[str, Any]:
-        live = figures.get(name)
+        live = live_bytes.get(name)
         garbage = "-" if live is None else f"{100 * max(0, size - live) / max(size, 1):.0f} %"
         cells = {"live": "-" if live is None else output.size(live), "garbage": garbage}
         return {"name": name, "size": size, **{key: output.right(text) for key, text in cells.items()}}

@@ -1,6 +1,6 @@
 """Opening: lock a directory, find its segments, recover the index; and the files of a clean shutdown.
 
 ``startup`` runs these steps in order, and undoes them if one fails. ``recovery_plan`` decides how the index is recovered,
-``index_recovery`` carries that out, with the steps in ``recovery`` and ``reconcile``. ``adoption`` and ``broker_counts``
-serve directories of a broker. Opening never shortens a segment. The lock file is in ``msgstore.writer_lock``.
+``recovery`` carries that out, with the steps in ``reconcile``. ``broker`` serves directories of a broker. Opening never
+shortens a segment. The lock file is in ``msgstore.writer_lock``.
 """

@@ -2,7 +2,7 @@
 
 ``clean.dot`` is Erlang text, one term per line: ``{client_refs,[<<104,49>>]}.`` and ``{last_v1_file,none}.``. Next to it
 RabbitMQ saves its own index, which it must never use with segments that msgstore has changed. So the first change
-takes ``clean.dot`` away, and renames the saved index, whose counts were read (:mod:`msgstore.engine.open.broker_counts`).
+takes ``clean.dot`` away, and renames the saved index, whose counts were read (:mod:`msgstore.engine.open.broker`).
 
 An opening that uses the saved index as it is changes nothing: ``clean.dot`` and the saved state stay. Before the first change
 after an opening ``clean.dot`` is hidden, under the name PENDING_CLEAN; the first commit of the index says that the store is

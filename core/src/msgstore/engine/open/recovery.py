@@ -16,9 +16,9 @@ from msgstore.config import StoreConfig
 from msgstore.contract import RESCUED_KEY, Columns, Index, IndexContext, PluginError, SegmentScan, StoreMismatch
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import of_index
-from msgstore.engine.open.broker_counts import Found, read_broker_counts
+from msgstore.engine.open.broker import read_broker_counts
 from msgstore.engine.open.reconcile import reconcile, save_counts
-from msgstore.engine.open.recovery_plan import Recovery, RecoveryPlan, RecoveryRun, compare_with_index, places
+from msgstore.engine.open.recovery_plan import Found, Recovery, RecoveryPlan, RecoveryRun, compare_with_index, places
 from msgstore.engine.segment.segment import Segment
 from msgstore.locations import pack_location, pack_locations, unpack_location
 from msgstore.plugins.catalogue import Catalogue

@@ -8,7 +8,7 @@
                   (:mod:`msgstore.engine.open.reconcile`).
 ``rebuild``       Everything else. Every segment is scanned, or its hint file is read
                   (:mod:`msgstore.engine.segment.hints`). Reference counts are given by the caller, saved by a broker
-                  (:mod:`msgstore.engine.open.broker_counts`), or one each.
+                  (:mod:`msgstore.engine.open.broker`), or one each.
 ``live``          A reader next to a writer in another process: it sees what that one commits, and recovers nothing.
 ================  ==================================================================================================
 
@@ -27,7 +27,6 @@ from typing import Literal
 import attrs
 
 from msgstore.contract import RESCUED_KEY, Index, SegmentScan, StoreError
-from msgstore.engine.open.broker_counts import CountsFrom
 from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
@@ -37,6 +36,9 @@ from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT
 
 log = logging.getLogger("msgstore.recovery")
 
+Found = tuple[Segment, SegmentScan]
+"""A segment and its records."""
+CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
 CHAIN = 2
 """Records in a row after a torn end that make it damage instead of a write that was cut off."""
 

@@ -15,7 +15,7 @@ from msgstore.contract.events import RecoveryFinishedEvent
 from msgstore.directory import Settings, are_saved, check_writable, find_segments, known_settings, write_settings
 from msgstore.engine.backends import Backends, make_index, of_index, resolve
 from msgstore.engine.events import Telemetry
-from msgstore.engine.open.adoption import admit
+from msgstore.engine.open.broker import admit
 from msgstore.engine.open.clean_shutdown import ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.recovery import recover_index, sum_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, RecoveryRun, too_large

@@ -44,12 +44,10 @@ def check_columns(
     of the error says that others are ignored.
     """
     for name, (fits, kinds) in wanted.items():
-        if schema.names.count(name) > 1:
-            raise ConfigError(f"{where}: there are two columns {name!r}")
-        if name in schema.names and not fits(schema.field(name).type):
-            raise ConfigError(f"{where}: the column {name!r} is {schema.field(name).type}; it must be {kinds}")
-        if name not in schema.names and name != REFERENCES:
-            raise ConfigError(f"{where}: there is no column {name!r} ({kinds}); columns: {', '.join(schema.names) or 'none'}")
+        found = [field.type for field in schema if field.name == name]
+        if (found or name != REFERENCES) and not (len(found) == 1 and fits(found[0])):
+            named = ", ".join(f"{field.name} {field.type}" for field in schema)
+            raise ConfigError(f"{where}: there must be one column {name!r} ({kinds}); the columns are: {named or 'none'}")
     others = [name for name in schema.names if name not in wanted]
     if others and not ignore_others:
         raise ConfigError(

@@ -43,7 +43,7 @@ def folder(columns: Sequence[tuple[str, object]]) -> str:
 
 
 class DatasetWriter:
-    """Writer of one attempt of a task. A context manager: what is not finished is deleted. Raises StoreIOError."""
+    """Writer of one attempt of a task. What is not finished is deleted when the job ends. Raises StoreIOError."""
 
     def __init__(self, staging: str, task: int, schema: pa.Schema) -> None:
         self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
@@ -84,13 +84,6 @@ class DatasetWriter:
                 Files().write_file(path, [data], sync=False)
                 self._written.append((path.relative_to(self._directory).as_posix(), data.size))
 
-    def __enter__(self) -> DatasetWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            Files().remove_tree(self._directory)
-
 
 def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:
     """Begin a new directory of files. Raises StoreError, StoreLocked, StoreIOError: see :meth:`StagingDirectory.claim`."""
@@ -108,9 +101,9 @@ class DatasetStaging(StagingDirectory):
         attempts = list(written)
         with self.publishing() as content:
             if not any(name.startswith(always) for attempt in attempts for name, _ in attempt.files):
-                with DatasetWriter(self.path, len(attempts), schema) as writer:
-                    writer.write(always, schema.empty_table())
-                    attempts.append(writer.finish())
+                writer = DatasetWriter(self.path, len(attempts), schema)
+                writer.write(always, schema.empty_table())
+                attempts.append(writer.finish())
             for attempt in attempts:
                 for name, size in attempt.files:
                     self._files.make_directory((content / name).parent)

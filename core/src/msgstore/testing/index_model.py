@@ -6,28 +6,32 @@ import errno
 import reprlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from msgstore.contract import Capability
+from msgstore.contract import Capability, Index, IndexContext
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.files import Files
 from msgstore.locations import LIMIT, pack_location
-from msgstore.testing.faults import FailingFiles, listing
-from msgstore.testing.index.place import IDS, NOTHING, Entries, Place, Saved, agree, entries_of, loaded
+from msgstore.testing.faults import FailingFiles, TornFiles, UnsyncedFiles, copy_of, listing
 from msgstore.testing.subjects import Subject
 
-some_ids = st.lists(st.sampled_from(IDS), max_size=8)
-"""Some of them twice."""
+Entries = dict[bytes, tuple[int, int]]
+"""Id to (location, references)."""
+Saved = tuple[dict[bytes, bytes], Entries]
+"""State and entries that ``load`` restores. No state equals an empty state."""
+NOTHING: Saved = ({}, {})
+IDS = [*(bytes([n]) * 15 + bytes([n % 3]) for n in range(1, 9)), bytes(16), b"\xff" * 16]
+"""Few, so that operations often meet the same id."""
 _locations = st.builds(pack_location, st.integers(0, 2**64 - 1), st.integers(0, LIMIT - 1), st.integers(1, LIMIT - 1))
 batches = st.dictionaries(st.sampled_from(IDS), _locations, max_size=6)
 _counts = st.integers(1, 4) | st.sampled_from([2**31, 2**32, MAX_REFERENCES - 1, MAX_REFERENCES])
-_moves = st.dictionaries(st.sampled_from(IDS), st.tuples(_locations, _locations, st.booleans()), max_size=6)
 _keys = st.sampled_from([b"a", b"key", b"\0" * 511])
 _values = st.binary(max_size=5) | st.sampled_from([0, 70_000]).map(bytes)
 changes = st.dictionaries(_keys, st.none() | _values, max_size=3)
@@ -35,31 +39,55 @@ failures = st.tuples(st.none() | st.integers(0, 6), st.sampled_from([errno.EIO, 
 """(number of the file operation that fails, error)."""
 
 
-class _Files(FailingFiles):
-    """Half of a write that fails is on disk. ``look`` is called before the index cleans up, as after a crash at this point."""
+def entries_of(index: Index) -> Entries:
+    rows = list(index.items())
+    found = {msg_id: (at, count) for msg_id, at, count in rows}
+    assert len(found) == len(rows), "items() gives an id twice"
+    return found
 
-    def __init__(self, look: Callable[[], None]) -> None:
-        super().__init__()
-        self._look = look
 
-    def _run(self, name: str, *args: Any) -> Any:
+def loaded(index: Index) -> Saved:
+    return index.load() or {}, entries_of(index)
+
+
+def agree(index: Index, entries: Entries, ids: Iterable[bytes] = ()) -> None:
+    """Every read method gives ``entries``, and nothing for those of ``ids`` that are absent."""
+    for msg_id in {*entries, *ids}:
+        at, count = entries.get(msg_id, (None, 0))
+        assert index.get(msg_id) == at, f"get({msg_id.hex()}) must be {at}"
+        assert index.references(msg_id) == count, f"references({msg_id.hex()}) must be {count}"
+    assert entries_of(index) == entries, "items() differs from get() and references()"
+
+
+@attrs.define
+class Place:
+    """The directory of one store."""
+
+    subject: Subject
+    directory: Path
+
+    def make(self, files: Files | None = None, **context: Any) -> Any:
+        """An index that is not loaded yet."""
+        return self.subject.make(IndexContext(self.subject.made_options, self.directory, files or UnsyncedFiles(), **context))
+
+    def copy(self) -> Place:
+        """The state that a process would leave if it were killed now. Replaces the previous copy."""
+        target = self.directory.with_name(f"{self.directory.name}-copy")
+        shutil.rmtree(target, ignore_errors=True)
+        return Place(self.subject, copy_of(self.directory, target))
+
+    def saved(self) -> Saved:
+        """Return what an index restores in this directory."""
+        index = self.make()
         try:
-            return super()._run(name, *args)
-        except OSError:
-            if self.failed and name == "pwrite":
-                fd, data, offset = args
-                Files.pwrite(self, fd, memoryview(data)[: len(data) // 2], offset)
-            if self.failed:
-                self._look()
-            raise
+            return loaded(index)
+        finally:
+            index.close(None)
 
 
 class IndexAgainstDictionary(RuleBasedStateMachine):
     """``entries`` and ``state`` are what the index holds; ``due`` is what is set aside for a commit; ``durable`` has the states
     of which a process may find any one that starts after this one was killed."""
-
-    in_order = False
-    """True if ``release`` must keep the order in which messages were freed: more than the contract demands."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
@@ -77,7 +105,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         names = {path.name for path in self.place.directory.iterdir()} - {"0.rdq"}
         assert all(name.startswith("msgstore-") for name in names), f"names of index files begin with msgstore-, not {names}"
         assert (self.place.directory / "0.rdq").read_bytes() == b"a segment"
-        self.files = _Files(lambda: self.found.append(self.place.copy().saved()))
+        self.files = TornFiles(lambda: self.found.append(self.place.copy().saved()))
         self.index = self.place.make(self.files)
         found = loaded(self.index)
         self.check_durable(found)
@@ -109,7 +137,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
             if count:
                 self.entries[msg_id] = (at, count + 1)
 
-    @rule(ids=some_ids)
+    @rule(ids=st.lists(st.sampled_from(IDS), max_size=8))
     def release(self, ids: list[bytes]) -> None:
         freed, missing = [], []
         for msg_id in ids:
@@ -121,22 +149,19 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
             else:
                 missing.append(msg_id)
         released = self.index.release(ids)
-        same = released.freed == freed if self.in_order else sorted(released.freed) == sorted(freed)
-        assert same, "freed must have each entry that lost its last reference; an id given twice loses two"
+        assert sorted(released.freed) == sorted(freed), (
+            "freed must have each entry that lost its last reference; an id given twice loses two"
+        )
         assert released.missing == missing, "missing must have each id without an entry, as often as it was given"
 
-    @rule(moves=_moves)
+    @rule(moves=st.dictionaries(st.sampled_from(IDS), st.tuples(_locations, _locations, st.booleans()), max_size=6))
     def relocate(self, moves: dict[bytes, tuple[int, int, bool]]) -> None:
         """The third value says whether the location of before is given, or another."""
         old = [self.entries[i][0] if right and i in self.entries else at for i, (at, _, right) in moves.items()]
-        expected = 0
-        for (msg_id, (_, to, _)), was in zip(moves.items(), old, strict=True):
-            at, count = self.entries.get(msg_id, (None, 0))
-            if at == was:
-                self.entries[msg_id] = (to, count)
-                expected += 1
+        new = {i: to for (i, (_, to, _)), was in zip(moves.items(), old, strict=True) if self.entries.get(i, (None,))[0] == was}
         relocated = self.index.relocate(list(moves), old, [to for _, to, _ in moves.values()])
-        assert relocated == expected, "relocate must move exactly the entries whose location is still the old one"
+        assert relocated == len(new), "relocate must move exactly the entries whose location is still the old one"
+        self.entries.update({msg_id: (to, self.entries[msg_id][1]) for msg_id, to in new.items()})
 
     @rule(more=batches)
     def items_are_as_of_the_call(self, more: dict[bytes, int]) -> None:
@@ -205,33 +230,32 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         else:
             return False
         finally:
-            self.files.fail, failed, self.files.failed = None, self.files.failed, ""
+            self.files.fail, self.files.failed = None, ""
         self.durable += [saved] if saved else []
         for found in (*self.found, None):
             self.check_durable(found)
-        return bool(failed)
+        return True
 
-    @rule()
-    def crash(self) -> None:
+    @rule(fails=st.none() | st.booleans())
+    def end_without_saving(self, fails: bool | None) -> None:
+        """A crash, or a close without a state, after which the first file operation of ``load`` may fail."""
         copy = self.place.copy()
         self.index.close(None)
-        shutil.rmtree(self.place.directory)
-        copy.directory.rename(self.place.directory)
-        self.open()
-
-    @rule(fails=st.booleans())
-    def end_without_saving(self, fails: bool) -> None:
-        self.index.close(None)
-        if fails:
+        if fails is None:
+            shutil.rmtree(self.place.directory)
+            copy.directory.rename(self.place.directory)
+        elif fails:
             files = FailingFiles(0)
             index = self.place.make(files)
+            raised = None
             try:
                 index.load()
-                raised = False
-            except OSError:
-                raised = True
+            except OSError as error:
+                raised = error
             index.close(None)
-            assert raised == bool(files.failed), f"{files.failed or 'nothing'} failed, load must raise OSError if something did"
+            assert bool(raised) == bool(files.failed), (
+                f"{files.failed or 'nothing'} failed, load must raise OSError if something did"
+            )
         self.open()
 
     @rule(state=st.dictionaries(_keys, _values, max_size=3), failure=failures)
@@ -253,11 +277,10 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         before = listing(place.directory)
         for _ in range(2):
             index = place.make(read_only=True)
-            found = loaded(index)
-            self.check_durable(found)
-            entries: Entries = {i: (at, count) for i, (at, count) in found[1].items() if i != gone or count > 5}
-            index.release([gone] * min(index.references(gone), 5))
-            assert gone in entries or index.get(gone) is None
+            self.check_durable(loaded(index))
+            count = index.references(gone)
+            index.release([gone] * min(count, 5))
+            assert count > 5 or index.get(gone) is None
             index.enter([mine], [9])
             assert index.add_reference(mine)
             index.freeze({b"key": b"later"})

@@ -1,6 +1,7 @@
-"""Reference counts that a broker saved in ``msg_store_index.ets`` when it stopped cleanly.
+"""Directories of a broker: a directory that one wrote is changed only if the caller adopts it, and keeps the body codec of its
+records. Reference counts that the broker saved in ``msg_store_index.ets`` when it stopped cleanly.
 
-They are exact if nothing has changed since. The file does not show that, and has no checksum. So it is compared with the
+The counts are exact if nothing has changed since. The file does not show that, and has no checksum. So it is compared with the
 files next to it: ``clean.dot``, ``file_summary.ets`` (size and live bytes of each segment), and the records of the segments.
 
 If everything agrees, the counts are used as they are, and a record without a count is dead. If anything contradicts, an entry
@@ -18,32 +19,130 @@ from __future__ import annotations
 import logging
 import mmap
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
-from msgstore.contract import SegmentScan, StoreError
+from msgstore.config import Backend, StoreConfig, structure
+from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, StoreError, StoreMismatch
 from msgstore.contract.indexes import MAX_REFERENCES
+from msgstore.directory import Settings
+from msgstore.engine.backends import Backends
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
-from msgstore.engine.segment.segment import Segment
+from msgstore.engine.open.recovery_plan import CountsFrom, Found
 from msgstore.engine.segment.segments import Segments
 from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
+from msgstore.plugins.catalogue import Catalogue
 
 log = logging.getLogger("msgstore.recovery")
 _store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger
 
-CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
-Found = tuple[Segment, SegmentScan]
-"""A segment and its records."""
 _HEADER = b"\x01\x02\x03\x04cXM\x0b"
 """Includes the mark of a log that was closed."""
-_MAGIC = b"bWLA"
-_HEAD = 8
+_MAGIC, _HEAD = b"bWLA", 8
 """Bytes of an item before its term (size and magic), and of the header of the file."""
 _NEXT_ROW = _MAGIC + b"\x83h"
 """Every row is a tuple of fewer than 256 members."""
+_BROKERS_NAME = re.compile(
+    r"msg_store_(persistent|transient|index\.ets)|file_summary\.ets|recovery\.dets|\.vhost|\.queue_name|journal\.jif|\d+\.(idx|q[is])"
+)
+"""Names of files and directories in a broker's virtual host, message store or queue directory."""
+_BODIES, _BODY_BYTES = 1000, 2**26
+"""Bodies that are checked to find their codec, and their bytes, about."""
+
+
+def admit(
+    config: StoreConfig, catalogue: Catalogue, backends: Backends, remembered: Settings | None, segments: Segments
+) -> StoreConfig:
+    """Check that ``segments`` may be changed. Return the configuration, with the body codec of an adopted directory.
+
+    Raises NotAdopted for segments without ``msgstore.json`` unless the configuration adopts them, StoreMismatch for a second
+    body codec, and PluginError if the codec of the records is not installed.
+    """
+    if remembered is None and not config.adopt:
+        names = segments.files.list(config.path).keys() | segments.files.non_regular_files(config.path).keys()
+        theirs = next(filter(_BROKERS_NAME.fullmatch, sorted(names)), None)
+        if segments.by_number:
+            first, extension = next(iter(segments)).path.name, backends.write_format.descriptor.extension
+            raise NotAdopted(
+                f"{config.path}: belongs to the broker that wrote it: there is {first}, and no msgstore.json. Released "
+                f"RabbitMQ reads *.rdq only, and no released broker reads *.sqs; this store would write *{extension}. "
+                f"Copy its messages into a fresh store: msgstore salvage {config.path} DEST. To change the directory itself, "
+                f"copy it first, and adopt it: --adopt on the command line, adopt=True in Python, adopt = true in a "
+                f"configuration."
+            )
+        if theirs is not None:
+            raise NotAdopted(
+                f"{config.path}: belongs to a broker: there is {theirs}. A store in it would hide what the broker has there. "
+                f"Choose another directory. To make a store here anyway: adopt=True, or --adopt."
+            )
+    if segments.by_number and remembered is None:
+        return attrs.evolve(config, body=_codec_of_records(config, catalogue, backends.codec, segments))
+    if segments.by_number and remembered is not None and config.body.named and config.body.name != remembered.body:
+        raise StoreMismatch(
+            f"{config.path}: its bodies are stored by the codec {remembered.body!r}, and the configuration names "
+            f'{config.body.name!r}; a directory has one codec. Write body = "{remembered.body}", or leave it out; to change '
+            f"the codec, make a fresh store with 'msgstore export' and 'msgstore import'."
+        )
+    return config
+
+
+def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec, segments: Segments) -> Backend:
+    """Return the codec of a broker if the records have it, otherwise the configured one.
+
+    More than half of the first bodies decide: a few damaged or ambiguous ones decide nothing.
+    """
+    bodies = _first_bodies(segments)
+
+    def fits(codec: BodyCodec) -> bool:
+        accepted = 0
+        for body in bodies:
+            with suppress(Exception):  # third-party code may raise anything
+                accepted += bool(codec.is_valid(*body))
+        return 2 * accepted > len(bodies)
+
+    told = None
+    name, count = (Counter(catalogue.known_codec(stored) for _, stored in bodies).most_common(1) or [(None, 0)])[0]
+    if name is not None and 2 * count > len(bodies):
+        try:
+            descriptor = catalogue.body_codec(name)
+            theirs = catalogue.make(descriptor, structure(descriptor.options, {}, f"{config.path}: the body codec {name}"))
+        except MsgStoreError as error:
+            raise type(error)(f"{config.path}: its bodies are stored by the body codec {name!r}: {error}") from error
+        if fits(theirs):
+            if not config.body.named or config.body.name == name:
+                return config.body if config.body.named else Backend(name)
+            told = f'stored by the codec {name!r}. Write body = "{name}"'
+    if told is None:
+        if not config.body.named or not bodies or fits(codec):
+            return config.body
+        told = "none of its. Name the codec that they were stored by"
+    raise StoreMismatch(
+        f"{config.path}: the configuration names the body codec {config.body.name!r}, and the bodies that are there are "
+        f"{told}, or leave it out."
+    )
+
+
+def _first_bodies(segments: Segments) -> list[tuple[bytes, bytes]]:
+    bodies: list[tuple[bytes, bytes]] = []
+
+    def is_missing() -> bool:
+        return len(bodies) < _BODIES and sum(len(stored) for _, stored in bodies) < _BODY_BYTES
+
+    def add(msg_id: bytes, stored: bytes) -> bool:
+        if is_missing():
+            bodies.append((msg_id, stored))
+        return True  # the scan must not report it as damaged
+
+    for segment in segments:
+        if is_missing():
+            with segments.files.view(segment.path) as data:
+                segment.form.format.scan(data, check_body=add)
+    return bodies
 
 
 def _atom(name: bytes) -> bytes:
@@ -53,20 +152,15 @@ def _atom(name: bytes) -> bytes:
 
 _INTEGER = rb"(a.|b[\0-\x7f].{3}|" + b"|".join(rb"n%b\0.{%d}" % (re.escape(bytes([n])), n) for n in range(1, 9)) + rb")"
 """Integers from 0 to 2**64 - 1."""
-_IGNORED_INTEGER = _INTEGER.replace(b"(", b"(?:", 1)
-_NEIGHBOUR = rb"(?:" + _IGNORED_INTEGER + rb"|" + _atom(b"undefined") + rb")"
+_OTHER = rb"(?:" + _INTEGER.replace(b"(", b"(?:", 1) + rb"|" + _atom(b"undefined") + rb")"
 _FLAG = rb"(?:" + _atom(b"true") + rb"|" + _atom(b"false") + rb")"
-_ITEM = rb"(.{4})" + _MAGIC + rb"\x83"
+_ITEM = rb"(?s)(.{4})" + _MAGIC + rb"\x83"
 
-LOCATION = re.compile(_ITEM + rb"h\x06" + _atom(b"msg_location") + rb"m\0\0\0\x10(.{16})" + _INTEGER * 4, re.DOTALL)
-SUMMARY = re.compile(
-    _ITEM + rb"h\x08" + _atom(b"file_summary") + _INTEGER * 2 + _NEIGHBOUR * 2 + _INTEGER + _FLAG + _NEIGHBOUR, re.DOTALL
-)
+LOCATION = re.compile(_ITEM + rb"h\x06" + _atom(b"msg_location") + rb"m\0\0\0\x10(.{16})" + _INTEGER * 4)
+SUMMARY = re.compile(_ITEM + rb"h\x08" + _atom(b"file_summary") + _INTEGER * 2 + _OTHER * 2 + _INTEGER + _FLAG + _OTHER)
 _END = re.compile(
-    _ITEM + rb"l\0\0\0\x02" + _atom(b"$end_of_table") + rb"l\0\0\0\x01h\x02" + _atom(b"count") + _INTEGER + rb"jj", re.DOTALL
+    _ITEM + rb"l\0\0\0\x02" + _atom(b"$end_of_table") + rb"l\0\0\0\x01h\x02" + _atom(b"count") + _INTEGER + rb"jj"
 )
-
-Row = tuple[Any, ...]
 
 
 @attrs.define
@@ -81,7 +175,6 @@ class BrokerCounts:
     """First reason not to trust the counts, or None."""
 
     def add(self, msg_id: bytes, references: int, number: int, offset: int, size: int) -> None:
-        """Add one row."""
         if offset >= LIMIT or size >= LIMIT or references > MAX_REFERENCES:
             self.object(f"{SAVED_COUNTS} has an impossible entry, of {msg_id.hex()}")
         elif msg_id in self.locations:
@@ -93,14 +186,12 @@ class BrokerCounts:
     def object(self, problem: str) -> None:
         self.problem = self.problem or problem
 
-    def compare_summary(self, segments: Segments, rows: Iterator[Row]) -> None:
+    def compare_summary(self, segments: Segments, rows: Iterator[tuple[Any, ...]]) -> None:
         """Compare ``file_summary.ets`` with the sizes of the segments, and with the live bytes of each by the counts."""
         summary = {number: (live_bytes, size) for number, live_bytes, size in rows}
-        live = dict.fromkeys(segments.by_number, 0)
+        live = Counter[int]()
         for location, references in zip(self.locations.values(), self.references.values(), strict=True):
-            if references:
-                number = location >> NUMBER_SHIFT
-                live[number] = live.get(number, 0) + (location & MASK)
+            live[location >> NUMBER_SHIFT] += (location & MASK) * bool(references)
         for number in sorted(summary.keys() - segments.by_number.keys()):
             self.object(f"segment {number} is missing, and has {summary[number][0]} bytes of live records by {SAVED_SUMMARY}")
         for segment in segments:
@@ -132,8 +223,9 @@ class BrokerCounts:
             "%s: %s does not fit the segments: %s. %d messages agree with their record and keep their count, %d contradict it, "
             "and %d records count as one message each, dead or not. Pass the counts (refcounts=, --refcounts) if you have them."
         )
-        numbers = len(agreed), contradicted, len(there) - len(agreed)
-        _store_log.warning(what, self.directory, SAVED_COUNTS, self.problem, *numbers)
+        _store_log.warning(
+            what, self.directory, SAVED_COUNTS, self.problem, len(agreed), contradicted, len(there) - len(agreed)
+        )
         # Those of ``live`` alone are reported as missing.
         return "msg_store_index.ets in part" if agreed else "one each", live | there | agreed
 
@@ -177,7 +269,7 @@ def read_broker_counts(segments: Segments, shutdown_files: ShutdownFiles, *, rea
     return None
 
 
-def read_rows(data: bytes | mmap.mmap, form: re.Pattern[bytes], report: Callable[[str], None]) -> Iterator[Row]:
+def read_rows(data: bytes | mmap.mmap, form: re.Pattern[bytes], report: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
     """Yield the members of every intact row, also after damage, which is reported. ``form``: LOCATION, (id, references, file,
     offset, size), or SUMMARY, (file, live bytes, size). The search for the next row only moves forward: the time is linear."""
     if data[:_HEAD] != _HEADER:
@@ -201,11 +293,8 @@ def read_rows(data: bytes | mmap.mmap, form: re.Pattern[bytes], report: Callable
 
 
 def _end_of_item(data: bytes | mmap.mmap, at: int) -> int:
-    """Return the offset after an item, by its size."""
     return at + _HEAD + int.from_bytes(data[at : at + 4], "big")
 
 
 def _integer(encoded: bytes) -> int:
-    if encoded[:1] == b"n":
-        return int.from_bytes(encoded[3:], "little")
-    return int.from_bytes(encoded[1:], "big")
+    return int.from_bytes(encoded[3:], "little") if encoded[:1] == b"n" else int.from_bytes(encoded[1:], "big")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -14,29 +16,27 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from msgstore.contract import RESCUED_KEY, Capability, Index
+from msgstore.contract import RESCUED_KEY, Capability, Index, IndexContext, IndexDescriptor
+from msgstore.files import Files
 from msgstore.locations import NUMBER_SHIFT, pack_location
-from msgstore.testing.concurrency import BetweenLines
-from msgstore.testing.data import tried
 from msgstore.testing.faults import RecordingFiles
-from msgstore.testing.guard import KitTests, skip_without
-from msgstore.testing.index.model import IndexAgainstDictionary
-from msgstore.testing.index.place import (
-    CHILD_IDS,
+from msgstore.testing.index_model import (
     IDS,
     NOTHING,
-    ROUND,
     Entries,
+    IndexAgainstDictionary,
     Place,
+    Saved,
     agree,
-    committed,
-    committing,
-    enter_all,
     entries_of,
     loaded,
 )  # fmt: skip
+from msgstore.testing.plugin import KitTests, skip_without
+from msgstore.testing.probes import BetweenLines, damaged_at, tried
 from msgstore.testing.subjects import Subject
 
+ROUND = b"round"
+CHILD_IDS = [random.Random(n).randbytes(16) for n in range(300)]
 A, B, C, D = IDS[:4]
 ENTRIES: Entries = {msg_id: (pack_location(1, 10 * n, 10), 1 + n) for n, msg_id in enumerate((A, B, C))}
 STATE = {b"key": b"value", b"other": b""}
@@ -72,7 +72,7 @@ class IndexTests(KitTests):
     def test_a_reader_between_any_two_lines(self, place: Place, what: str) -> None:
         """A failure means that a reader, who holds no lock, sees a state that is neither before nor after the change: no entry
         where one is only changed, or an entry for an instant. Change what a reader can see in one step."""
-        index = place.open(ENTRIES)
+        index = opened(place)
         index.freeze(STATE)
         before = [index.get(msg_id) for msg_id in IDS]
         seen = [{location} for location in before]
@@ -89,7 +89,7 @@ class IndexTests(KitTests):
     def test_changes_between_the_steps_of_a_read(self, place: Place) -> None:
         """A failure means that a read, which takes no lock, breaks, or gives a location that was never set, if a second thread
         moves its entry and commits in the midst of it."""
-        index = place.open(ENTRIES)
+        index = opened(place)
         locations = [ENTRIES[A][0]]
         found: list[Any] = []
 
@@ -108,7 +108,7 @@ class IndexTests(KitTests):
         """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
         entries and the state are not those of any ``freeze``. A second thread changes entries in the midst of the commit."""
         place.subject.needs(Capability.PERSISTENT)
-        index = place.open(ENTRIES)
+        index = opened(place)
         index.freeze(STATE)
         frozen = [(STATE, ENTRIES)]
         changes = 0
@@ -138,12 +138,18 @@ class IndexTests(KitTests):
         ``RESCUED_KEY`` into the state: the store then reads its segments. Save a checksum of everything."""
         if place.subject.has(Capability.PERSISTENT):
             skip_without("a snapshot")
-        place.open(ENTRIES).close(STATE)
+        opened(place).close(STATE)
         files = [path for path in place.directory.rglob("*") if path.is_file()]
         assert files, "nothing was saved"
+        rng = random.Random(1)
         for path in files:
             whole = path.read_bytes()
-            for damaged in _damaged(whole):
+            spots = {*range(min(len(whole), 12)), len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(9))}
+            for damaged in (
+                whole + b"\0",
+                whole + whole,
+                *(spoilt for at in sorted(spots) for spoilt in damaged_at(whole, at)),
+            ):
                 path.write_bytes(damaged)
                 index = place.make()
                 found = loaded(index)
@@ -220,11 +226,61 @@ class IndexTests(KitTests):
         assert place.saved() == last, "a reader's changes reach the disk"
 
 
-def _damaged(whole: bytes) -> Iterator[bytes]:
-    """Cut at some lengths, with single bits flipped, or with something appended."""
-    rng, size = random.Random(1), len(whole)
-    for keep in (0, 1, size - 1, *(rng.randrange(size) for _ in range(9))):
-        yield whole[:keep]
-    for at in (*range(min(size, 12)), size - 1, *(rng.randrange(size) for _ in range(40))):
-        yield whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
-    yield from (whole + b"\0", whole + whole)
+def enter_all(index: Index, entries: Entries) -> None:
+    index.enter(list(entries), [at for at, _ in entries.values()], [count for _, count in entries.values()])
+
+
+def opened(place: Place) -> Index:
+    """A loaded index after its first commit, as in an open store, with ``ENTRIES``."""
+    index: Index = place.make()
+    index.load()
+    index.freeze({})
+    index.commit()
+    enter_all(index, ENTRIES)
+    return index
+
+
+def committed(round_: int) -> Saved:
+    """After a commit of the child: every third id is absent in every other round; the others have a location of this round."""
+    there = [msg_id for n, msg_id in enumerate(CHILD_IDS) if n % 3 or round_ % 2]
+    return {ROUND: b"%d" % round_}, {i: (pack_location(round_, n, 100), 1 + round_ % 3) for n, i in enumerate(there)}
+
+
+def _commit_rounds(descriptor: IndexDescriptor, context: IndexContext, parent: Any) -> None:
+    index: Index = descriptor.load_factory()(context)
+    index.load()
+    for round_ in range(1, 2**63):
+        state, goal = committed(round_)
+        enter_all(index, goal)
+        index.release([msg_id for msg_id in CHILD_IDS if msg_id not in goal for _ in range(index.references(msg_id))])
+        index.freeze(state)
+        index.commit()
+        parent.send(round_)
+
+
+@contextlib.contextmanager
+def committing(place: Place) -> Iterator[Callable[[], int]]:
+    """A child process that commits round after round. The block begins after the first commit. It gets a function that kills
+    the process and returns the number of the last commit that has returned."""
+    processes = multiprocessing.get_context("spawn")
+    child, parent = processes.Pipe(duplex=False)
+    context = IndexContext(place.subject.made_options, place.directory, Files())
+    process = processes.Process(target=_commit_rounds, args=(place.subject.descriptor, context, parent), daemon=True)
+    process.start()
+    parent.close()
+    round_: int = child.recv()  # raises EOFError if the index has failed
+
+    def kill() -> int:
+        nonlocal round_
+        process.kill()
+        process.join()
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                round_ = child.recv()
+        return round_
+
+    try:
+        yield kill
+    finally:
+        kill()
+        child.close()

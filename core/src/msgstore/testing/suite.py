@@ -1,6 +1,7 @@
-"""Every class of the kit. Each is run for the descriptors of its kind that the distribution registers.
+"""The kit as a suite: ``pytest --pyargs msgstore.testing.suite --msgstore-dist NAME``.
 
-Their names: ``TestDescriptor`` of ``DescriptorTests``, and so on.
+Every class of the kit, run for the descriptors of its kind that the distribution registers. ``TestDescriptor`` is made of
+``DescriptorTests``, and so on.
 """
 
 import msgstore.testing

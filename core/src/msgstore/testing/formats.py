@@ -1,0 +1,176 @@
+"""Tests of every segment format: damage that hides records, hostile files, and compaction in place.
+
+Those of written segments, which record types have to pass, too, are in :class:`msgstore.testing.records.RoundTripTests`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from msgstore.contract import Capability, SegmentFormat
+from msgstore.testing.faults import SECTOR
+from msgstore.testing.golden import described, golden
+from msgstore.testing.plugin import skip_without
+from msgstore.testing.probes import is_linear, numbered, peak_of, texts, tried, within
+from msgstore.testing.records import BESIDE, RoundTripTests
+from msgstore.testing.segments import Compacted, check_anything, check_scan, expected, made, salvaged, written
+from msgstore.testing.subjects import Subject
+
+MULTIPLE = 16
+"""Memory limit of a scan, as a multiple of the size of the segment, beside ``BESIDE``."""
+SIZE = 60_000
+"""Bytes of the smaller inputs that are timed; the larger inputs have four times as many."""
+
+
+def _records(form: SegmentFormat, count: int, body: bytes = b"") -> bytes:
+    return written(form, numbered(count, body), after=b"")[0]
+
+
+def _nested(form: SegmentFormat, size: int) -> bytes:
+    record = _records(form, 1)
+    while len(record) < size:
+        record = _records(form, 1, record)
+    return record
+
+
+def _hostile(form: SegmentFormat, kind: str, size: int) -> bytes:
+    """Return what fills a segment of ``size`` bytes, as often as it fits, and is cut off at its end."""
+    pieces: dict[str, Callable[[], bytes]] = {
+        "zeros": lambda: b"\0",
+        "ones": lambda: b"\1",
+        "high bytes": lambda: b"\xff",
+        "noise": lambda: Random(size).randbytes(size),
+        "smallest records": lambda: _records(form, size // len(_records(form, 1))),
+        "records of one id": lambda: _records(form, 1),
+        "heads of large records": lambda: _records(form, 1, bytes(size // 2))[:24],
+        "half heads": lambda: _records(form, 1)[:3],
+        "records in records": lambda: _nested(form, size + 1),
+        "chains that break": lambda: _records(form, 9)[:-1],
+        "records that are cut off": lambda: _records(form, 1, b"x" * 60)[:40],
+    }
+    piece = pieces[kind]()
+    return form.header + (piece * (size // len(piece) + 1))[:size]
+
+
+HOSTILE = (
+    "zeros", "ones", "high bytes", "noise", "smallest records", "records of one id", "heads of large records", "half heads",
+    "records in records", "chains that break", "records that are cut off",
+)  # fmt: skip
+_spots = st.binary(min_size=1, max_size=40) | st.integers(1, 40).map(bytes) | st.integers(1, 40).map(lambda n: b"\xff" * n)
+_sizes = st.integers(0, 60) | st.integers(400, 700)
+
+
+class SegmentFormatTests(RoundTripTests):
+    kinds = ("format",)
+
+    def test_types_and_a_wrong_header(self, subject: Subject, form: SegmentFormat) -> None:
+        """A failure means that ``types`` is 0, which is no type, for a record of a format that claims TYPED_RECORDS, or another
+        value for a format that does not. Or that a scan calls the header of another format ``ok``."""
+        data, _ = written(form, numbered(5, b"body"))
+        (kind,) = set(form.scan(data).records.types)
+        assert (kind != 0) == subject.has(Capability.TYPED_RECORDS), f"the type is {kind}"
+        if form.header:
+            wrong = bytes(byte ^ 0xFF for byte in form.header) + data[len(form.header) :]
+            check_scan(form, wrong, form.scan(wrong))
+            assert form.scan(wrong).header not in (None, "ok")
+
+    @tried(60)
+    @given(before=st.integers(1, 4), spot=_spots, overwritten=st.booleans(), body=texts, length=st.integers(1, 10))
+    def test_records_behind_a_corrupt_spot(
+        self, form: SegmentFormat, before: int, spot: bytes, overwritten: bool, body: bytes, length: int
+    ) -> None:
+        """A failure means that salvage loses every record behind the first damaged one: either ``scan`` goes on by itself, and
+        ``find_chain`` always answers None, or ``find_chain`` finds where records begin again. It must not pass over records to
+        find more that hold, find some where there are none, or look before ``start``."""
+        data, placed = written(form, numbered(before + 31, body))
+        if form.find_chain(data, len(form.header), length) is not None:
+            for at, later in pairwise([*(record.offset for record in placed), None]):
+                assert at is not None
+                assert form.find_chain(data, at, length) == at
+                behind = form.find_chain(data, at + 1, length)
+                assert behind is None if later is None else (behind is not None and at < behind <= later)
+            assert form.find_chain(data, len(data), length) is form.find_chain(data, len(data) + 1, length) is None
+        at = placed[before].offset
+        if overwritten:  # the head of a record
+            data = data[:at] + (spot * 20)[:20] + data[at + 20 :]
+        else:  # something between two records
+            data = data[:at] + spot + data[at:]
+            placed[before:] = [record._replace(offset=record.offset + len(spot)) for record in placed[before:]]
+        with within():
+            found = salvaged(form, data)
+        phantoms = found - set(expected(placed))
+        assume(not any(offset + size > placed[-8].offset for _, offset, size in phantoms))
+        assert set(expected(placed[:before])) <= found, "records before the spot are lost"
+        # Beside them a wrong size may swallow what comes next.
+        assert set(expected(placed[-8:])) <= found, "records behind the spot are lost"
+
+    @pytest.mark.parametrize("kind", HOSTILE)
+    def test_hostile_segments(self, form: SegmentFormat, kind: str) -> None:
+        """A failure means that hostile files can stop a reader: the time of ``scan`` or ``find_chain`` grows faster than the
+        file, or their memory is a large multiple of its size."""
+
+        data = _hostile(form, kind, 4 * SIZE)
+        calls: list[Callable[[bytes], object]] = [form.scan, partial(form.find_chain, start=0)]
+        with within():
+            for call in calls:
+                assert is_linear(lambda size: partial(call, _hostile(form, kind, size)), SIZE), f"the time of {call}"  # noqa: B023
+                assert peak_of(partial(call, data)) <= MULTIPLE * len(data) + BESIDE, f"the memory of {call}"
+            check_anything(form, data, len(form.header))
+
+    @tried(60)
+    @given(
+        first=_sizes,
+        gaps=st.lists(st.lists(_sizes, min_size=1, max_size=3), min_size=1, max_size=3),
+        moved=st.lists(_sizes, max_size=5),
+        seed=st.integers(0, 2**32),
+    )
+    def test_a_crash_while_gaps_are_filled(
+        self, subject: Subject, first: int, gaps: list[list[int]], moved: list[int], seed: int
+    ) -> None:
+        """A failure means that a crash during a compaction costs messages. After and inside each of the three steps, whichever
+        of its sectors have reached the disk, a scan finds each record outside the gaps; ``inside`` must be hidden until
+        ``seal``, and what must not be torn must lie within one sector. A gap is everything between two live records: it is
+        filled again, with what the first compaction has left over in it. Only for formats that claim COMPACTABLE."""
+        subject.needs(Capability.COMPACTABLE)
+        segment = Compacted.of(made(subject), first, gaps, moved)
+        filled = segment.check_crashes(Random(seed))
+        again = [(offset, size, taken[1:]) for offset, size, taken in segment.gaps]
+        attrs.evolve(segment, data=filled, gaps=again).check_crashes(Random(seed))
+
+    def test_gaps_of_any_size_and_place(self, subject: Subject, form: Any) -> None:
+        """A failure means that a gap of some size, or at some place in a sector, is left with bytes that end the scan: what is
+        left over behind the moved records may be a single byte. ``gap_room`` may be 0 where nothing can be done. Or that it
+        promises more than there is, or that no gap ever has room, so that nothing is compacted."""
+        subject.needs(Capability.COMPACTABLE)
+        begin = len(form.header)
+        for size in (1, 2, 5, 20, 100, 1000):
+            rooms = [form.gap_room(offset, size) for offset in range(begin, begin + SECTOR)]
+            assert all(0 <= room <= size for room in rooms), f"a gap of {size} bytes promises {max(rooms)}"
+        assert sum(room > 0 for room in rooms) >= SECTOR // 2, "less than half of the gaps of 1000 bytes have any room"
+        smallest = len(_records(form, 1))
+        for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
+            for left in range(30):
+                Compacted.of(form, (at - begin - smallest) % SECTOR, [[left + 4]], [4]).check_crashes(Random(left))
+
+    def test_golden_segments(self, subject: Subject, form: SegmentFormat) -> None:
+        """A failure means that this version reads segments differently from the version that made the corpus: users would lose
+        stored messages, or read wrong ones. If the corpus itself is wrong, write its JSON again."""
+        segments = list(golden(subject))
+        if not segments:
+            skip_without("golden corpus")
+        for segment, description in segments:
+            data = segment.read_bytes()
+            check_scan(form, data, form.scan(data))
+            found, wanted = described(form, data), json.loads(description.read_text())
+            for key in sorted(found.keys() | wanted.keys()):
+                assert found.get(key) == wanted.get(key), f"{segment.name}: {key} is not read as the corpus says"

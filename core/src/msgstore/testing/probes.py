@@ -1,0 +1,196 @@
+"""Probes of the kit's tests: generated inputs, damage, limits of time and memory, and threads that call one backend at once."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import FrameType
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+Batch = list[tuple[bytes, bytes]]
+"""(id, body) of each message; ids differ."""
+THREADS, ROUNDS = 8, 20
+"""A conflict of two threads that depends on chance appears in one of the rounds."""
+_SUPPRESSED = (
+    HealthCheck.function_scoped_fixture,  # a subject is a value
+    HealthCheck.differing_executors,  # tests are inherited
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+)
+
+
+def tried(examples: int) -> settings:
+    """Settings with the same examples in each run, so that the result for one backend does not change."""
+    return settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=_SUPPRESSED)
+
+
+bodies = st.one_of(
+    st.binary(max_size=80),
+    st.integers(0, 700).map(bytes),
+    st.builds(lambda byte, count: bytes([byte]) * count, st.integers(0, 255), st.integers(0, 60)),
+)
+"""Short bodies of any bytes, and runs of one byte, zeros above all, that cross a disk sector."""
+texts = st.text("abcdefgh", max_size=60).map(str.encode)
+"""Bodies that no format can take for a record."""
+
+
+def batches(of: st.SearchStrategy[bytes] = bodies, *, least: int = 0, most: int = 12) -> st.SearchStrategy[Batch]:
+    messages = st.tuples(st.binary(min_size=16, max_size=16), of)
+    return st.lists(messages, min_size=least, max_size=most, unique_by=lambda message: message[0])
+
+
+def numbered(count: int, body: bytes = b"") -> Batch:
+    """The same messages each time, with evenly spread ids and one body."""
+    return [((0x9E3779B97F4A7C15F39CC0605CEDC835 * (n + 1) % 2**128).to_bytes(16), body) for n in range(count)]
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    """Return a copy with another value of one bit."""
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def damaged_at(data: bytes, at: int) -> Iterator[bytes]:
+    """Return copies that are the same up to the offset ``at``: cut off, one bit flipped, and another number there."""
+    yield data[:at]
+    yield from (flipped(data, 8 * at + bit) for bit in range(8))
+    for number in (b"\xff" * 4, b"\x7f\xff\xff\xff", bytes(4)):
+        yield (data[:at] + number + data[at + 4 :])[: len(data)]
+
+
+# -- time and memory ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def within(seconds: float = 20.0) -> Iterator[None]:
+    """Fail if the block uses more than ``seconds`` of CPU time. CPU time makes the result independent of machine load.
+
+    Without such a timer, or outside the main thread, there is no limit.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGVTALRM, _too_late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def _too_late(_: int, __: FrameType | None) -> None:
+    raise AssertionError("it hangs: it was stopped after some seconds")
+
+
+def is_linear(prepared: Callable[[int], Callable[[], object]], size: int) -> bool:
+    """Return True if four times the size takes about four times as long, not sixteen times. ``prepared(size)`` gives the call.
+
+    Compares the shortest of up to three measurements, because a loaded machine makes single ones longer.
+    """
+    few, many = prepared(size), prepared(4 * size)
+    shortest = {few: float("inf"), many: float("inf")}
+    for _ in range(3):
+        for call in (few, few, many):
+            begin = time.process_time()
+            call()
+            shortest[call] = min(shortest[call], time.process_time() - begin)
+        if shortest[many] <= 9 * shortest[few] + 0.03:
+            return True
+    return False
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """Return the most bytes that a call had allocated at one time."""
+    started = not tracemalloc.is_tracing()
+    if started:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if started:
+            tracemalloc.stop()
+
+
+# -- threads --------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def eager_switching(seconds: float = 1e-6) -> Iterator[None]:
+    """Switch threads after a few bytecodes instead of 5 ms, so that changes that are not atomic become visible."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def at_once(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
+    """Call ``run(thread number)`` ``rounds`` times on each of ``THREADS`` threads, which begin together."""
+    begin = threading.Barrier(THREADS)
+
+    def go_on(number: int) -> None:
+        begin.wait(30)
+        for _ in range(rounds):
+            run(number)
+
+    with eager_switching(), ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(go_on, range(THREADS)))
+
+
+def long_body(number: int) -> bytes:
+    """Return a body of this thread that compresses to a half. It keeps a compressor in C busy while other threads run."""
+    return random.Random(number).randbytes(12_000).hex().encode()
+
+
+class BetweenLines:
+    """Runs ``look`` on a second thread between every two steps of Python in a call, to cover thread interleavings. A look that
+    waits for a lock continues later."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+        self._pool = ThreadPoolExecutor(1)
+        self._looking: Future[None] | None = None
+        self._patience = 0.02
+        """Seconds for a look. Shorter after each one that waits for a lock."""
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Run ``call``. Raises what ``call`` or a look raised."""
+        usual = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            call()
+        finally:
+            sys.settrace(usual)
+            with self._pool:
+                if self._looking is not None:
+                    self._looking.result(30)
+        self._look()
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_globals.get("__name__", "").startswith(("msgstore.testing", "threading", "concurrent")):
+            return None
+        frame.f_trace_opcodes = True
+        if event in ("line", "opcode"):
+            if self._looking is not None and self._looking.done():
+                self._looking.result()
+                self._looking = None
+            if self._looking is None:
+                self._looking = self._pool.submit(self._look)
+            if wait([self._looking], self._patience).not_done:
+                self._patience = max(self._patience / 2, 0.0003)
+        return self._trace

@@ -1,0 +1,276 @@
+"""Segments that a format under test writes, and what has to hold for every scan of one, damaged or compacted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise, zip_longest
+from random import Random
+from typing import Any, NamedTuple, get_args
+
+import attrs
+import pytest
+
+from msgstore.contract import (
+    BoundRecord,
+    Buffer,
+    Columns,
+    CompactableFormat,
+    FormatContext,
+    RecordContext,
+    RecordError,
+    ScanEnd,
+    SegmentFormat,
+    SegmentScan,
+)
+from msgstore.contract.formats import EndState, HeaderState, Write
+from msgstore.testing.faults import SECTOR
+from msgstore.testing.probes import Batch, numbered
+from msgstore.testing.subjects import Subject
+
+_KINDS: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
+UNASSIGNED = 200
+"""Type byte of a record type that has no assigned one."""
+Row = tuple[bytes, int, int]
+"""(id, offset, size)."""
+
+
+class Placed(NamedTuple):
+    """A record where a writer has put it."""
+
+    msg_id: bytes
+    offset: int
+    size: int
+    body: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+def made(subject: Subject) -> Any:
+    """The format under test, or that of the record type under test: a SegmentFormat."""
+    return format_of(subject) if subject.kind == "record" else subject.make(FormatContext(subject.made_options))
+
+
+def byte_of(subject: Subject, byte: int | None = None) -> int:
+    return byte or subject.descriptor.assigned_byte or UNASSIGNED
+
+
+def record_of(subject: Subject, byte: int | None = None) -> Any:
+    """The record type under test, a RecordType."""
+    return subject.make(RecordContext(subject.made_options, byte_of(subject, byte)))
+
+
+def format_of(subject: Subject, byte: int | None = None) -> Any:
+    """The format that a record type's descriptor names. It writes records of the type."""
+    form = subject.catalogue.format(subject.descriptor.format)
+    name = f"{subject.name}-elsewhere" if byte else subject.name
+    binding = BoundRecord(name, byte_of(subject, byte), record_of(subject, byte))
+    return subject.catalogue.make(form, FormatContext(form.options(), records=(binding,), record=name))
+
+
+def written(form: SegmentFormat, *batches: Batch, after: bytes | None = None) -> tuple[bytes, list[Placed]]:
+    """A whole segment, as a store writes it: the header, or what stands there, then one batch behind the other."""
+    data, everything = form.header if after is None else after, []
+    for messages in batches:
+        more, sizes = form.encode([msg_id for msg_id, _ in messages], [body for _, body in messages])
+        assert len(sizes) == len(messages), f"{len(sizes)} sizes for {len(messages)} records"
+        assert sum(sizes) == len(more), f"the sizes are {sum(sizes)} bytes together, the records {len(more)}"
+        begins = accumulate(sizes[:-1], initial=len(data))
+        everything += [Placed(i, at, size, body) for (i, body), at, size in zip(messages, begins, sizes, strict=False)]
+        data += more
+    return data, everything
+
+
+def rows(columns: Columns) -> list[Row]:
+    return [row[:3] for row in columns.rows()]
+
+
+def expected(placed: Iterable[Placed]) -> list[Row]:
+    return [record[:3] for record in placed]
+
+
+def body_at(form: SegmentFormat, data: Buffer, offset: int, size: int) -> bytes:
+    begin, end = form.body_span(data, offset, size)
+    assert offset <= begin <= end <= offset + size, f"the body is at {begin}-{end}, the record at {offset}-{offset + size}"
+    return data[begin:end]
+
+
+def check_body(found: bytes, body: bytes, what: str) -> None:
+    if found != body:
+        gives, wrote = (f"{one[:40]!r}{'...' * (len(one) > 40)} ({len(one)} bytes)" for one in (found, body))
+        raise AssertionError(f"{what} gives {gives}; written was {wrote}")
+
+
+def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: Sequence[Placed]) -> None:
+    """``columns`` has these records and no others, and both ways to a body lead to what was written."""
+    for number, (found, record) in enumerate(zip_longest(rows(columns), placed)):
+        wanted = record and record[:3]
+        assert found == wanted, f"record {number} of {len(placed)} should be {wanted} (id, offset, size), and is {found}"
+    for record in placed:
+        check_body(body_at(form, data, record.offset, record.size), record.body, "body_span")
+        check_body(form.decode(record.msg_id, data[record.offset : record.end]), record.body, "decode")
+
+
+def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int = 0) -> None:
+    """Whatever the bytes are: each byte from ``start`` to the end is told once, what is told can be read, ids are told once."""
+    end, total = scan.end, len(data)
+    assert end.state in get_args(EndState), f"the end is {end}"
+    assert end.offset <= max(total, start), f"the end is at {end.offset}, the file has {total} bytes"
+    assert end.state != "clean" or end.offset == max(total, start), f"the end is clean at {end.offset} of {total} bytes"
+    assert scan.header in (None, *get_args(HeaderState)), f"the header is {scan.header!r}"
+    told = [(spot.offset, spot.size, "damage") for spot in scan.damage]
+    told += [(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True)]
+    for columns, what in ((scan.records, "record"), (scan.duplicates, "duplicate")):
+        lengths = {len(columns), len(columns.ids) / 16, len(columns.sizes), len(columns.types)}
+        assert len(lengths) == 1, f"columns differ in length: {lengths}"
+        assert list(columns.offsets) == sorted(columns.offsets), "columns are not in the order of the offsets"
+        told += [(offset, size, what) for _, offset, size in rows(columns)]
+    at = max(start, len(form.header))
+    end_of_told = max(end.offset, at)  # a file that is shorter than its header ends there
+    for offset, size, what in sorted(told):
+        assert size > 0, f"a {what} at {offset} has {size} bytes"
+        assert offset == at, f"a {what} begins at {offset}, and what is told before it ends at {at}"
+        at += size
+    assert at == end_of_told, f"what is told ends at {at}, the scan at {end_of_told}"
+    known = scan.records.id_list()
+    assert len(set(known)) == len(known), "an id stands twice in records: later copies belong into duplicates"
+    assert set(scan.duplicates.id_list()) <= set(known), "duplicates has an id that records does not have"
+    for msg_id, offset, size in (*rows(scan.records), *rows(scan.duplicates)):
+        body = body_at(form, data, offset, size)
+        check_body(form.decode(msg_id, data[offset : offset + size]), body, "decode, not body_span,")
+
+
+def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
+    """Arbitrary bytes are scanned from ``start``, their beginning and behind the header, with and without a codec."""
+    for begin in {0, min(start, len(data)), min(len(form.header), len(data))}:
+        check_scan(form, data, form.scan(data, start=begin), begin)
+    form.scan(data, check_body=lambda _, body: len(body) % 3 == 0)
+    found = form.find_chain(data, start)
+    assert found is None or start <= found < len(data), f"a chain at {found}, asked for from {start} on"
+    if found is not None:
+        scan = form.scan(data, start=found)
+        assert len(scan.records) or scan.damage, f"no record at {found}, where find_chain has found some"
+
+
+def check_spoilt(form: SegmentFormat, data: bytes, placed: Sequence[Placed]) -> SegmentScan:
+    """Scans and reads detect the same damage in records whose type, size and id are intact. Return the scan."""
+    scan = form.scan(data)
+    check_scan(form, data, scan)
+    damaged = {(spot.offset, spot.size) for spot in scan.damage}
+    for record in placed:
+        is_damaged = (record.offset, record.size) in damaged
+        with pytest.raises(RecordError) if is_damaged else contextlib.suppress(RecordError):
+            assert type(form.decode(record.msg_id, data[record.offset : record.end])) is bytes
+    return scan
+
+
+def salvaged(form: SegmentFormat, data: bytes) -> set[Row]:
+    """Return the records that a salvage finds when it goes from chain to chain."""
+    start: int | None = len(form.header)
+    found: set[Row] = set()
+    while start is not None:
+        scan = form.scan(data, start=start)
+        found.update(rows(scan.records), rows(scan.duplicates))
+        start = form.find_chain(data, scan.end.offset + 1) if scan.end.state != "clean" else None
+    return found
+
+
+def check_values(fields: Sequence[Any], values: object) -> None:
+    """``fields``: the descriptor's RecordFields."""
+    assert isinstance(values, tuple), f"fields are a tuple, not {values!r}"
+    assert len(values) == len(fields), f"{len(values)} values for {len(fields)} fields"
+    for field, value in zip(fields, values, strict=True):
+        if value is not None:
+            assert type(value) is _KINDS[field.kind], f"{field.name} is {value!r}, and said to be of kind {field.kind}"
+            assert not isinstance(value, int) or -(2**63) <= value < 2**63, f"{field.name} does not fit into 64 bits"
+
+
+# -- compaction in place --------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Compacted:
+    """A segment with gaps between live records, and at its end records that move into them."""
+
+    form: CompactableFormat
+    data: bytes
+    live: Sequence[Placed]
+    """Everything outside the gaps, what is moved included."""
+    gaps: Sequence[tuple[int, int, Sequence[Placed]]]
+    """(offset, size, records that move there, as they stand now)."""
+
+    @classmethod
+    def of(cls, form: CompactableFormat, first: int, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
+        """With bodies of these sizes; of ``moved`` is moved what there is room for."""
+        sizes = [first, *(size for gap in gaps for size in (*gap, 9)), *moved]
+        random = Random(len(sizes))
+        data, placed = written(
+            form, [(i, random.randbytes(size)) for (i, _), size in zip(numbered(len(sizes)), sizes, strict=True)]
+        )
+        live, waiting, found, at = [placed[0]], placed[len(placed) - len(moved) :], [], 1
+        taken = 0
+        for gap in gaps:
+            dead, at = placed[at : at + len(gap)], at + len(gap) + 1
+            live.append(placed[at - 1])
+            begin, size = dead[0].offset, dead[-1].end - dead[0].offset
+            room = form.gap_room(begin, size)
+            fits = sum(end <= room for end in accumulate(record.size for record in waiting[taken:]))
+            found.append((begin, size, waiting[taken : taken + fits]))
+            taken += fits
+        return cls(form, data, live + waiting, found)
+
+    def check_crashes(self, random: Random) -> bytes:
+        """Check what may be on disk at any instant: all earlier steps, and any sectors of the running one; then the end. In
+        the end the records are in the gaps, too, one behind the other, and the segment can be cut there. Return that."""
+        steps: list[list[Write]] = [[], [], []]  # of all gaps together, as a store does them
+        for begin, size, moved in self.gaps:
+            fill = self.form.fill_gap(begin, size, [self.data[record.offset : record.end] for record in moved])
+            for pieces, writes in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
+                for offset, chunk in writes:
+                    inside = begin <= offset and offset + len(chunk) <= begin + size
+                    assert inside, f"{len(chunk)} bytes at {offset} are not in the gap of {size} bytes at {begin}"
+                    pieces += _by_sector(offset, chunk)
+        state = self.data
+        for pieces in steps:
+            for number in range(len(pieces) + 1):
+                self.check(_after(state, pieces[:number]))
+                self.check(_after(state, pieces[number:]))
+            for _ in range(3):
+                self.check(_after(state, [piece for piece in pieces if random.getrandbits(1)]))
+            state = _after(state, pieces)
+        found = self.check(state)
+        for at, _, moved in self.gaps:
+            for record in moved:
+                assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
+                at += record.size
+            for end in (at, len(state)):
+                assert self.form.scan(state[:end]).end == ScanEnd("clean", end), f"with {end} bytes, the segment is not clean"
+        return state
+
+    def check(self, state: bytes) -> set[Row]:
+        """Every record outside the gaps is found where it is, and of each id the copy that counts is whole."""
+        scan = self.form.scan(state)
+        check_scan(self.form, state, scan)
+        found = {*rows(scan.records), *rows(scan.duplicates)}
+        lost = [f"{row[0].hex()} at {row[1]}" for row in expected(self.live) if row not in found]
+        gaps = ", ".join(f"{size} bytes at {at}, {len(moved)} records moved there" for at, size, moved in self.gaps)
+        assert not lost, f"not found: {', '.join(lost)}; the scan ended at {scan.end}, the gaps are {gaps}"
+        bodies = {record.msg_id: record.body for record in self.live}
+        for msg_id, offset, size in rows(scan.records):
+            if msg_id in bodies:
+                check_body(self.form.decode(msg_id, state[offset : offset + size]), bodies[msg_id], f"the record at {offset}")
+        return found
+
+
+def _by_sector(offset: int, chunk: bytes) -> Iterator[Write]:
+    for begin, end in pairwise([0, *range(SECTOR - offset % SECTOR, len(chunk), SECTOR), len(chunk)]):
+        yield offset + begin, chunk[begin:end]
+
+
+def _after(state: bytes, writes: Iterable[Write]) -> bytes:
+    changed = bytearray(state)
+    for offset, chunk in writes:
+        changed[offset : offset + len(chunk)] = chunk
+    return bytes(changed)

@@ -1,0 +1,304 @@
+"""Faults in body codecs, indexes, GC policies and record types."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random  # noqa: F401 - the tables use it
+import struct  # noqa: F401
+import time
+import zlib
+
+import attrs
+
+from msgstore.builtin import plugin as builtin
+from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Raw, Retention
+from msgstore.contract import BodyCodecDescriptor, Capability, Migrate, RecordError, RecordField, StoredBody  # noqa: F401
+from msgstore_checksum_record import plugin as checksum
+from msgstore_checksum_record.record import ChecksumRecord
+from msgstore_erlang_body import plugin as erlang
+from msgstore_erlang_body.codec import ErlangBody
+from msgstore_ets_index import plugin as ets
+from msgstore_ets_index.index import EtsIndex
+from msgstore_lmdb_index import plugin as lmdb
+from msgstore_lmdb_index.index import LmdbIndex
+from mutants import add_mutants
+
+
+class Deflate:
+    """A sound codec that detects damage."""
+
+    def __init__(self, options):
+        pass
+
+    def encode(self, msg_id, body):
+        return body if isinstance(body, StoredBody) else zlib.compress(body)
+
+    def decode(self, msg_id, stored):
+        try:
+            return zlib.decompress(stored)
+        except zlib.error as error:
+            raise RecordError("not_deflated", str(error)) from None
+
+    def is_valid(self, msg_id, stored):
+        with contextlib.suppress(RecordError):
+            return self.decode(msg_id, stored) is not None
+        return False
+
+
+def inflated_by(self, stored):
+    self.inflate = zlib.decompressobj()
+    body = self.inflate.decompress(stored)
+    if not self.inflate.eof or self.inflate.unused_data:
+        raise zlib.error("cut off, or followed by something")
+    return body
+
+
+def deflated_by(self, body):
+    self.deflate = zlib.compressobj()
+    return self.deflate.compress(body) + self.deflate.flush()
+
+
+DEFLATE = BodyCodecDescriptor(name="deflate", contract=(1, 0), factory="mutants.backends:Deflate", summary="compressed bodies")
+add_mutants(DEFLATE, Deflate, r"""
+is-valid-always-true: every body is valid
+    is_valid > True
+encodes-stored-bodies: stored bodies are encoded again
+    encode: body if isinstance(body, StoredBody) else zlib => zlib
+decode-raises-zlib-error: a damaged body makes a read raise another error than RecordError
+    decode: raise RecordError("not_deflated", str(error)) from None => raise
+    is_valid: suppress(RecordError) => suppress(zlib.error)
+shares-a-decompressor: all threads share one decompressor
+    decode: zlib.decompress(stored) => inflated_by(self, stored)
+shares-a-compressor: all threads share one compressor
+    encode: zlib.compress(body) => deflated_by(self, body)
+bodies-refer-to-the-first: a body that equals the first one refers to it
+    encode: zlib.compress(body) => zlib.compress(b"=" if body == self.__dict__.setdefault("first", body) else b":" + body)
+    decode > self.__dict__.get("first", b"") if _ == b"=" else _[1:]
+""")  # fmt: skip
+
+add_mutants(builtin.msgstore_body_codecs()[0], Raw, r"""
+plain-strips-zeros: it claims PLAIN, and strips zeros
+    encode > _.rstrip(b"\0")
+""")  # fmt: skip
+
+add_mutants(erlang.msgstore_body_codecs()[0], ErlangBody, r"""
+empty-body-is-lost: an empty body is lost
+    encode > _ if body else b""
+refuses-long-bodies: terms that the codec writes itself are invalid when they are long
+    is_valid > _ and len(stored) < 65536
+believes-sizes: it allocates memory for the size that a body claims
+    decode > (_, stored[:2] == b"\x83m" and bytearray(min(int.from_bytes(stored[2:6]), 2**26)))[0]
+fields-raise: fields raises for bytes that no broker wrote
+    fields > _ if stored[:1] == b"\x83" else {}[stored]
+fields-are-fewer: fields gives no payload
+    fields > _ and _[:3]
+""")  # fmt: skip
+
+
+def write_in_place(files, path, chunks, *, sync):
+    files.unlink(path)
+    fd = files.create(path)
+    try:
+        files.pwrite(fd, b"".join(chunks), 0)
+    finally:
+        os.close(fd)
+
+
+add_mutants(ets.msgstore_indexes()[0], EtsIndex, r"""
+relocate-does-not-compare: relocate does not compare
+    relocate: self.get(msg_id) == at => self.get(msg_id) is not None
+relocate-revives: relocate enters what was removed meanwhile
+    relocate: self.get(msg_id) == at => self.get(msg_id) in (at, None)
+    relocate > sum(self.get(msg_id) == to for msg_id, to in zip(ids, new))
+relocate-in-two-steps: relocate takes an entry away for an instant
+    relocate: self._entries.update(moved) => [self._entries.pop(i) for i in moved], self._entries.update(moved)
+relocate-counts-all: relocate returns how many it was given
+    relocate > len(ids)
+release-frees-early: the last but one reference frees
+    _release_shared: del self._counts[msg_id] => del self._counts[msg_id], self._entries[msg_id]
+release-counts-ids-once: an id that is given several times in one release counts once
+    release: in ids: => in dict.fromkeys(ids):
+release-forgets-missing: a release of several ids reports none as missing
+    release: ReleaseResult(freed, missing) => ReleaseResult(freed, missing if len(ids) < 2 else [])
+enter-keeps-references: an entry that is entered again keeps its references
+    enter: elif self._counts: => elif not ids:
+enter-drops-the-last: a batch leaves its last entries out if there are many
+    enter: zip(ids, locations, strict=True) => zip(ids[:4], locations)
+items-misses-one: items leaves an entry out
+    items > (row for number, row in enumerate(_) if number != 2)
+items-are-late: items is not of the moment of the call
+    items > (row for late in range(1) for row in old())
+get-raises: get raises for an id that is absent
+    __init__: self._entries.get => self._entries.__getitem__
+get-takes-anything: get takes anything for a key
+    __init__: self._entries.get => lambda key: self._entries.get(key if isinstance(key, bytes) else None)
+counts-in-two-steps: a new reference is counted in two visible steps
+    add_reference: self._counts[msg_id] = => at, self._counts[msg_id] = self._entries.pop(msg_id),
+    add_reference: return True => return self._entries.update({msg_id: at}) is None
+len-counts-enters: len counts what was entered, not what there is
+    enter > self.__dict__.update(entered=[*self.__dict__.get("entered", ()), *ids])
+    __len__ > _ + len(self.__dict__.get("entered", ())) - len({*self.__dict__.get("entered", ())})
+snapshot-forgets-counts: the snapshot has no counts
+    close: self._counts, state) => {}, state)
+snapshot-cuts-locations: the snapshot has locations of 8 bytes
+    close: write(self._entries, => write({i: at & (1 << 64) - 1 for i, at in self._entries.items()},
+snapshot-unchecked: a snapshot is read whatever its checksum
+    load > _ and {key: value for key, value in _.items() if key != RESCUED_KEY}
+snapshot-stays: the snapshot stays when the store runs
+    commit: if self._has_snapshot and => if False and
+snapshot-unsynced: the snapshot is never synced
+    close: sync=self._context.sync => sync=False
+snapshot-in-place: the snapshot is written in its place
+    close: self._context.files.write_file(self._path, => write_in_place(self._context.files, self._path,
+close-lets-go: a close that fails releases everything
+    close: write_file(self._path, chunks => write_file(self._path, [*chunks, self.clear() or b""]
+close-saves-twice: the second close saves what the first has left
+    close: self._closed or state => state
+read-only-removes: read-only, the first commit removes the snapshot
+    commit: and not self._context.read_only => and True
+load-swallows-errors: an I/O error is taken for a missing index
+    load: except FileNotFoundError: => except OSError:
+""")  # fmt: skip
+
+
+def note(self):
+    """LMDB writes for itself: one write through the context stands for it."""
+    try:
+        if not self._context.read_only:
+            self._context.files.write_file(self._context.directory / "msgstore-note", [b"note"], sync=False)
+    except OSError:
+        with self._layers_lock:
+            self._set_layers(self._newest)
+        raise
+
+
+def write_twice(self, environment, layers):
+    self._write(environment, [attrs.evolve(layer, state={}) for layer in layers])
+    time.sleep(0.01)
+    self._write(environment, layers)
+
+
+def enter_again(self, entries):
+    self.enter([i for i, _, _ in entries], [at for _, at, _ in entries], [count for _, _, count in entries])
+    return entries
+
+
+add_mutants(lmdb.msgstore_indexes()[0], LmdbIndex, r"""
+commit-takes-late-changes: a commit includes what came after freeze
+    commit: environment = self._environment => environment = self.freeze({}) or self._environment
+commit-forgets: a commit that fails forgets what was frozen
+    commit: environment = self._environment => environment = note(self) or self._environment
+commit-in-two-steps: entries and state are committed one after the other
+    commit: self._write(environment, => write_twice(self, environment,
+commit-keeps-the-removed: a commit leaves out what was removed
+    _write: deletes = [] if cleared => deletes = [] if True
+none-is-kept: a value of None is stored as an empty one
+    freeze: dict(state) => {key: value or b"" for key, value in state.items()}
+keys-unchecked: keys of state are not checked before the commit
+    freeze: if not 0 < len(key) <= _MAX_KEY: => if False:
+close-merges-state: close adds its state to what was there
+    close: whole=state => whole={**(self._state or {}), **state}
+clear-keeps-frozen: clear keeps what was frozen
+    clear: self._reset() => self.release([i for i, _, _ in enter_again(self, [(i, at, 1) for i, at, _ in self.items()])])
+live-is-not-live: a live reader sees what was there when it came
+    load > (_, self._context.live and enter_again(self, list(self.items())))[0]
+""")  # fmt: skip
+
+
+BY_NAME = {descriptor.name: descriptor for descriptor in builtin.msgstore_gc_policies()}
+
+
+def hangs():
+    while True:
+        pass
+
+
+add_mutants(BY_NAME["half-empty"], HalfEmpty, r"""
+compacts-the-current: it compacts the segment that new messages go to
+    plan: _collectable(segments) if => segments if not s.quarantined and
+compacts-the-quarantined: it compacts quarantined segments
+    plan: _collectable(segments) if => segments if not s.current and
+names-one-twice: it names a segment twice
+    plan > _ + _[:1]
+counts-segments: it counts segments instead of reading their numbers
+    plan > [Compact(at) for at, s in enumerate(segments) if Compact(s.number) in _]
+answers-numbers: it returns numbers
+    plan: Compact(s.number) => s.number
+answers-none: it returns None if there is nothing to do
+    plan > _ or None
+sorts-its-input: it sorts the list that it is given
+    plan > (_, isinstance(segments, list) and segments.sort(key=lambda s: s.live_bytes))[0]
+looks-at-the-clock: it reads the clock
+    plan > [action for action in _ if time.time() > 10**9]
+rolls-dice: it depends on chance
+    plan > [action for action in _ if random.random() < 0.5]
+remembers: it remembers what it wanted before
+    plan > [action for action in _ if self.__dict__.setdefault(str(action), id(_)) == id(_)]
+never-enough: it compacts compacted segments again
+    plan: s.garbage_bytes > s.used_bytes * self._garbage => s.live_count
+migrates-for-ever: it migrates segments of the store's own format, for ever
+    plan > [Migrate(s.number) for s in _collectable(segments)]
+divides-by-zero: it divides by a number that may be zero
+    plan: s.garbage_bytes > s.used_bytes * self._garbage => s.garbage_bytes / s.used_bytes > self._garbage
+quadratic: it compares each segment with each
+    plan > [action for action in _ if [s for s in segments if s.number == action.number and not s.current]]
+never-returns: it does not return for a store with two segments of the same size
+    plan > hangs() if len({s.size for s in segments}) < len(segments) > 1000 else _
+""")  # fmt: skip
+
+add_mutants(BY_NAME["combine"], CombineNeighbours, r"""
+combines-too-much: it combines segments that do not fit into one
+    plan: _combinable(segments) => _combinable([attrs.evolve(s, size_limit=2 * s.size_limit) for s in segments])
+combines-with-itself: it combines a segment with itself
+    plan: Combine((left.number, right.number)) => Combine((left.number, left.number))
+combines-overlapping: it combines one segment with both of its neighbours
+    plan: if taken.isdisjoint((left.number, right.number)): => if True:
+""")  # fmt: skip
+
+LITTLE = {"max_bytes": "2kB"}
+add_mutants(BY_NAME["retention"], Retention, r"""
+drops-without-reason: it drops without a reason
+    plan: Drop(number, reason) => Drop(number, "")
+""", options=LITTLE)  # fmt: skip
+
+add_mutants(BY_NAME["retention"], Retention, r"""
+drops-silently: it drops live messages, and does not claim DROPS_MESSAGES
+""", options=LITTLE, capabilities=[])  # fmt: skip
+
+
+(CHECKSUM,) = checksum.msgstore_record_types()
+
+add_mutants(CHECKSUM, ChecksumRecord, r"""
+check-always-fine: a scan finds every record sound
+    check > None
+decode-does-not-check: a read ignores the checksum
+    decode: raise RecordError(MISMATCH) => pass
+decode-raises-value-error: a damaged record makes a read raise another error
+    decode: raise RecordError(MISMATCH) => raise ValueError(MISMATCH)
+overhead-too-small: the overhead leaves out the checksum
+    overhead = _BODY_AT - 4
+body-span-too-early: the body begins at the checksum
+    body_span: offset + _BODY_AT => offset + _CRC_AT
+byte-of-its-own: it writes its assigned byte, whatever it is bound to
+    __init__: context.byte => 4
+check-ignores-the-offset: it checks the record at the beginning of the buffer
+    check > old(data, 64, int.from_bytes(data[65:69])) if data[:4] == b"RSQS" else _
+checksum-goes-on: the checksum goes on from one record to the next
+    encode: map(crc32c, heads) => [crc32c(head, before) for before, head in enumerate(heads)]
+frames-differ: it claims FRAMED, and writes a byte in front of a body of more than 64
+    max_overhead = _BODY_AT + 1
+    encode > old(ids, [b"\0" * (len(body) > 64) + body for body in bodies])
+    decode > _[len(record) > _BODY_AT + 64 :]
+    body_span > (_[0] + (size > _BODY_AT + 64), _[1])
+""")  # fmt: skip
+
+add_mutants(CHECKSUM, ChecksumRecord, r"""
+unsigned-time: a time before each body is read as an unsigned number, which does not fit into 64 bits if it is damaged
+    overhead = _BODY_AT + 8
+    encode > old(ids, [bytes(8) + body for body in bodies])
+    decode > _[8:]
+    check > None
+    body_span > (_[0] + 8, _[1])
+    fields = lambda self, record: struct.unpack_from(">Q", record, _BODY_AT)
+""", capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("time", "time"),))  # fmt: skip
