@@ -356,7 +356,7 @@ def test_waiting_flushes_are_served_by_one_run(store, client, monkeypatch, fails
     with ThreadPoolExecutor(16) as pool:
         with store._accounting.flush_lock:
             flushes = [pool.submit(store.flush) for _ in range(16)]
-            until(lambda: group._next is not None and len(group._next.waiting) == 15)
+            until(lambda: group.waiting and len(group.waiting) == 15)
         failed = [flush for flush in flushes if isinstance(flush.exception(30), OSError)]
     assert (len(failed), store.stats().pending) == (fails, 0)
     assert len(runs) > 1 if fails else len(runs) == 1

@@ -135,7 +135,7 @@ def test_client_deleted_inside_change_confirms_nothing(store, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["closed client", "close", "abandon"])
-def test_removal_of_closed_client_or_store_removes_nothing(opened, how):
+def test_removal_of_closed_client_or_store_removes_nothing(opened, how, monkeypatch):
     """A store that is closed while the removal waits for the lock; a client whose method was taken before it was closed."""
     store, told = opened(), []
     client = store.client()
@@ -159,7 +159,7 @@ def test_removal_of_closed_client_or_store_removes_nothing(opened, how):
     if how == "closed client":
         client.close()
     else:
-        store._accounting.state_lock = Meeting()
+        monkeypatch.setattr(store._accounting, "state_lock", Meeting())
     with pytest.raises(msgstore.StoreClosed):
         remove([A, B])
     if how == "closed client":

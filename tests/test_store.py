@@ -13,7 +13,7 @@ import pytest
 
 import msgstore
 from msgstore.testing.faults import UnsyncedFiles
-from support import A, B, C, FullDisk, RealDirectory, failing, flip, hashes, in_threads, open_with, play, unchanged
+from support import A, B, C, FullDisk, RealDirectory, failing, flip, hashes, in_threads, open_with, play, unchanged, until
 
 KEYS = {"sync_interval": "1h"}
 IDS = [bytes([n]) * 16 for n in range(10)]
@@ -235,6 +235,38 @@ def test_full_disk_loses_nothing_and_writing_resumes(opened):
     assert confirmed == [A, B]
     with opened() as store:
         assert len(hashes(store)) == 2
+
+
+def test_flusher_after_failed_close_confirms(opened, files):
+    """It comes while the store is being closed, and is refused; then the disk is full, and the store stays open."""
+    confirmed, refused = [], []
+    store = opened(files, sync_interval="1h")
+    client = store.client(on_confirm=lambda ids: (confirmed.extend(ids), ids == [A] and client.write(B, b"late")))
+    client.write(A, b"1")
+    background = store._writer.background
+    flush = background._flush
+
+    def flush_later():
+        try:
+            flush()
+        except msgstore.StoreClosed:
+            refused.append(1)
+            raise
+
+    def fail():
+        if B in store._buffer.pending:  # the last write of the close
+            background._interval = 0.001
+            background.request()
+            until(lambda: refused, 5)
+            failing()()
+
+    background._flush = flush_later
+    files.before("pwrite", fail, times=None)
+    with pytest.raises(msgstore.StoreIOError):
+        store.close()
+    files.hooks.clear()
+    client.write(C, b"3")
+    until(lambda: confirmed == [A, B, C], 5)
 
 
 def test_many_segments_need_few_descriptors(opened, monkeypatch):

@@ -100,6 +100,6 @@ def _span(source: str, fault: Fault) -> tuple[int, int]:
     return len("".join(lines[: node.lineno - 1])), len("".join(lines[: node.end_lineno]))
 
 
-_MODULES = ("writing", "collecting", "reclaiming", "opening", "backends")
+_MODULES = ("writing", "collecting", "opening", "backends")
 FAULTS = [fault for name in _MODULES for fault in parsed(importlib.import_module(f"seeded.{name}").FAULTS)]
 """All faults, in the order of a message's life."""

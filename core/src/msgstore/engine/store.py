@@ -170,13 +170,13 @@ class Store:
 
     def entries(self) -> Iterator[StoredMessage]:
         """Return every live message on disk at the time of the call, by segment and offset."""
-        found = self._reader.consistently(lambda _: sorted(self._index.items(), key=itemgetter(1)))
+        found = self._reader.consistently(lambda: sorted(self._index.items(), key=itemgetter(1)))
         return (StoredMessage(msg_id, *unpack_location(location), refs, location) for msg_id, location, refs in found)
 
     def entry(self, msg_id: bytes) -> StoredMessage | None:
         """Return one message; None if it is not on disk. ValueError for what is not an id."""
         check_id(msg_id)
-        location, references = self._reader.consistently(lambda _: (self._index.get(msg_id), self._writer.references(msg_id)))
+        location, references = self._reader.consistently(lambda: (self._index.get(msg_id), self._writer.references(msg_id)))
         return None if location is None else StoredMessage(msg_id, *unpack_location(location), references, location)
 
     def stored_body(self, entry: StoredMessage) -> bytes:
@@ -190,7 +190,7 @@ class Store:
     def references(self, msg_id: bytes) -> int:
         """Return the number of references of a message; 0 if there is none. ValueError for what is not an id."""
         check_id(msg_id)
-        return self._reader.consistently(lambda _: self._writer.references(msg_id))
+        return self._reader.consistently(lambda: self._writer.references(msg_id))
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class WriterTracker:
                 with io_errors(self.directory):
                     view = self._make_view(text)
                 if view is not None:
-                    self._view = view
+                    self._view, self._backends = view, view.backends
                 elif time.monotonic() > until:
                     pid, _ = parse_lock(text)
                     raise StoreLocked(
@@ -158,27 +158,28 @@ class LiveReader(Reader):
         self._view: ReadView | None = None
         """View that the open segment files belong to. With other formats a number may belong to another file."""
 
-    def consistently(self, call: Callable[[Backends], T]) -> T:
+    def consistently(self, call: Callable[[], T]) -> T:
         return self._tracker.consistently(lambda view: self._within(view, call))
 
-    def _within(self, view: ReadView, call: Callable[[Backends], T]) -> T:
+    def _within(self, view: ReadView, call: Callable[[], T]) -> T:
         with self._state_lock, io_errors(self._directory):
             self._lifecycle.check_open()
             if view is not self._view:
-                self._view = view
+                self._view, self._backends = view, view.backends
                 for number in list(self._segments.by_number):
                     self._drop_file(number)
-            return call(view.backends)
+            return call()
 
-    def _segment(self, number: int, backends: Backends) -> Segment:
+    def _segment(self, number: int) -> Segment:
         found = self._segments.by_number.get(number)
         if found is not None:
             return found
         opened = self._segments.read_files.readers
         for other in [other for other, (fd, _) in opened.items() if self._files.is_deleted(fd)]:
             self._drop_file(other)  # its descriptor holds the space of a deleted segment
-        for extension in backends.formats.extensions:
-            segment = Segment(number, self._directory / f"{number}{extension}", backends.formats.by_extension(extension), 0)
+        formats = self._backends.formats
+        for extension in formats.extensions:
+            segment = Segment(number, self._directory / f"{number}{extension}", formats.by_extension(extension), 0)
             with suppress(FileNotFoundError):
                 self._segments.read_files.open(segment)
                 self._segments.by_number[number] = segment

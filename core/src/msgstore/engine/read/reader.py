@@ -74,13 +74,13 @@ class Reader:
 
     # -- a consistent look at index and segments --------------------------------------------------------------------------
 
-    def consistently(self, call: Callable[[Backends], T]) -> T:
-        """Return ``call(backends)``, made while index and segments fit each other. Raises StoreClosed, StoreError."""
+    def consistently(self, call: Callable[[], T]) -> T:
+        """Return ``call()``, made while index and segments fit each other. Raises StoreClosed, StoreError."""
         with self._state_lock, io_errors(self._directory):
             self._lifecycle.check_open()
-            return call(self._backends)
+            return call()
 
-    def _segment(self, number: int, backends: Backends) -> Segment:
+    def _segment(self, number: int) -> Segment:
         """Return a segment. Raises StoreError or FileNotFoundError if there is none. Inside ``consistently``."""
         return self._segments.get(number)
 
@@ -153,7 +153,7 @@ class Reader:
     def read_slow(self, msg_id: bytes) -> bytes:
         """Return the body of a live message. Raises MessageNotFound, CorruptRecord, StoreError, ValueError (id)."""
         check_id(msg_id)
-        body = self.consistently(lambda backends: self._body(msg_id, backends))
+        body = self.consistently(lambda: self._body(msg_id))
         if body is None:
             raise MessageNotFound([msg_id], str(self._directory))
         return body
@@ -167,29 +167,30 @@ class Reader:
         found: dict[bytes, bytes] = {}
         if self._pending is not None:
             with suppress(OSError):
-                self._gather(wanted, self._pending.get, self._unlocked_fetch(), self._backends, found)
+                self._gather(wanted, self._pending.get, self._unlocked_fetch(), found)
             if found and len(found) == len(wanted):
                 return found
         missing = [msg_id for msg_id in wanted if msg_id not in found]
-        return found | self.consistently(lambda backends: self._read_many(missing, backends))
+        return found | self.consistently(lambda: self._read_many(missing))
 
     def contains_slow(self, msg_id: bytes) -> bool:
         """Return True if a live message has this id. ValueError for what is not an id."""
         check_id(msg_id)
-        return self.consistently(lambda _: self._buffered(msg_id) is not None or self._locate(msg_id) is not None)
+        return self.consistently(lambda: self._buffered(msg_id) is not None or self._locate(msg_id) is not None)
 
     def record(self, msg_id: bytes) -> WholeRecord:
         """Return the whole record of a message, wherever it is now. Raises MessageNotFound, CorruptRecord, StoreError."""
-        return self.consistently(lambda backends: self._find(msg_id, self._locate(msg_id), backends))
+        return self.consistently(lambda: self._find(msg_id, self._locate(msg_id)))
 
     # -- many messages ----------------------------------------------------------------------------------------------------
 
     def _gather(
-        self, wanted: list[bytes], buffered: Buffered, fetch: Fetch, backends: Backends, found: dict[bytes, bytes]
+        self, wanted: list[bytes], buffered: Buffered, fetch: Fetch, found: dict[bytes, bytes]
     ) -> list[tuple[int, bytes]]:
         """Add the bodies that are in memory or come with few reads; a missing one may exist all the same. Return (location, id)
         of those on disk."""
-        locate, shared_ids, plain, decode_body = self._locate, self._shared.ids, backends.plain_bodies, backends.decode_body
+        locate, shared_ids, backends = self._locate, self._shared.ids, self._backends
+        plain, decode_body = backends.plain_bodies, backends.decode_body
         located: list[tuple[int, bytes]] = []
         for msg_id in wanted:
             if (entry := buffered(msg_id)) is not None:
@@ -224,57 +225,57 @@ class Reader:
 
         return fetch
 
-    def _read_many(self, wanted: list[bytes], backends: Backends) -> dict[bytes, bytes]:
+    def _read_many(self, wanted: list[bytes]) -> dict[bytes, bytes]:
         def fetch(number: int, offset: int, size: int) -> tuple[Decode, bytes] | None:
             try:
-                segment, data = self._fetch(number, offset, size, backends)
+                segment, data = self._fetch(number, offset, size)
             except (OSError, StoreError):
                 return None
             return segment.form.format.decode, data
 
         found: dict[bytes, bytes] = {}
-        located = self._gather(wanted, self._buffered, fetch, backends, found)
+        located = self._gather(wanted, self._buffered, fetch, found)
         if not self.is_final:
             for location, msg_id in located:
                 if self._locate(msg_id) != location:
                     found.pop(msg_id, None)
         for msg_id in wanted:
-            if msg_id not in found and (body := self._body(msg_id, backends)) is not None:
+            if msg_id not in found and (body := self._body(msg_id)) is not None:
                 found[msg_id] = body
         return found
 
     # -- the slow path ----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, number: int, offset: int, size: int, backends: Backends) -> tuple[Segment, bytes]:
+    def _fetch(self, number: int, offset: int, size: int) -> tuple[Segment, bytes]:
         """Read bytes of a segment. Raises OSError, StoreError. Inside ``consistently``."""
-        segment = self._segment(number, backends)
+        segment = self._segment(number)
         fd, _ = self._segments.read_files.open(segment)
         return segment, self._files.pread(fd, size, offset)
 
-    def _body(self, msg_id: bytes, backends: Backends) -> bytes | None:
+    def _body(self, msg_id: bytes) -> bytes | None:
         """Return the body, or None if there is no such message."""
         if (entry := self._buffered(msg_id)) is not None:
             body = entry[0]
-            return backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
+            return self._backends.decode_body(msg_id, body) if isinstance(body, StoredBody) else body
         if (location := self._locate(msg_id)) is None:
             return None
         if msg_id in self._shared.ids and (cached := self._shared.get(msg_id)) is not None:
             return cached
         try:
-            found = self._find(msg_id, location, backends)
+            found = self._find(msg_id, location)
         except MessageNotFound:
             return None
         if self._mapped:
             self._segments.read_files.map(self._segments.get(location >> NUMBER_SHIFT))
         try:
-            body = found.body if backends.plain_bodies else backends.decode_body(msg_id, found.body)
+            body = found.body if self._backends.plain_bodies else self._backends.decode_body(msg_id, found.body)
         except RecordError as error:
             raise self._corrupt(msg_id, found.path, found.offset, error) from error
         if msg_id in self._shared.ids:
             self._shared.put(msg_id, body)
         return body
 
-    def _find(self, msg_id: bytes, location: int | None, backends: Backends) -> WholeRecord:
+    def _find(self, msg_id: bytes, location: int | None) -> WholeRecord:
         """Read the record of a message, wherever it moves. Raises MessageNotFound, CorruptRecord, StoreError."""
         retries = 0
         for _ in range(_MAX_MOVES):
@@ -283,7 +284,7 @@ class Reader:
             number, offset, size = unpack_location(location)
             path = self._directory / str(number)
             try:
-                segment, data = self._fetch(number, offset, size, backends)
+                segment, data = self._fetch(number, offset, size)
                 path = segment.path
                 if len(data) != size:
                     raise RecordError("size_mismatch", f"the file ends {size - len(data)} bytes before the record does")

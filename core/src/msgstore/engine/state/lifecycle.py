@@ -24,11 +24,11 @@ log = logging.getLogger("msgstore.store")
 
 
 class Callbacks:
-    """One instance per open store, to which it does not refer: threads that call observers do not keep a store alive."""
+    """Threads that run a callback. Does not refer to the store: threads that call observers do not keep it alive."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
-        """Identifiers of the threads that run a callback."""
+        """Identifiers of these threads."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -41,10 +41,6 @@ class Callbacks:
         finally:
             if is_outermost:
                 self.threads.discard(thread)
-
-    def leave(self) -> None:
-        """Note that the calling thread runs no callback any more, however deep it was in callbacks."""
-        self.threads.discard(get_ident())
 
     @property
     def is_inside(self) -> bool:
@@ -61,8 +57,8 @@ class Lifecycle:
         """Raised by every change; a StoreClosed by every read, too. None while changes are accepted."""
         self.interrupted: StoreClosed | None = None
         """Set once an exception from outside has ended the store."""
-        self.on_refusal: list[Callable[[], None]] = []
-        """Called after each change of ``refusal``."""
+        self.on_refusal: Callable[[], None] = lambda: None
+        """Set by the writer: called after each change of ``refusal``."""
         self.release: Callable[[], None] = lambda: None
         """Set by the store: closes files and index, unlocks the directory, stops threads. Takes the GC and the flush lock."""
         self.callbacks = Callbacks()
@@ -70,8 +66,7 @@ class Lifecycle:
     def refuse(self, error: MsgStoreError | None) -> None:
         """Let every later change raise ``error``; accept changes again if it is None."""
         self.refusal = error
-        for call in self.on_refusal:
-            call()
+        self.on_refusal()
 
     def check_open(self) -> None:
         """Raise StoreClosed if the store is closed."""
@@ -109,7 +104,7 @@ class Lifecycle:
         """
         if isinstance(error, Exception) or in_callback or self.interrupted is not None:
             return
-        self.callbacks.leave()  # the exception may have come where a callback begins or ends
+        self.callbacks.threads.discard(get_ident())  # the exception may have come where a callback begins or ends
         self.interrupted = StoreClosed(
             f"{self.path}: {type(error).__name__} came in the middle of a change, so the store was closed as by a killed "
             "process. Confirmed messages are on disk: open the store again."

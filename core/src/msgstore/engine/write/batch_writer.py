@@ -11,32 +11,34 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import add
 
+import attrs
+
 from msgstore.config import StoreConfig
-from msgstore.engine.backends import Backends
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.state.accounting import AppendedRun, LiveAccounting
 from msgstore.engine.write.write_buffer import OVERHEAD, BufferedMessage, WriteBuffer, count_references
 from msgstore.locations import NUMBER_SHIFT, OFFSET_SHIFT
+from msgstore.scan import OpenFormat
 
 _STEP = 1 << OFFSET_SHIFT
 
 
+@attrs.define(eq=False, slots=False)
 class BatchWriter:
     """One instance per open store."""
 
-    def __init__(self, config: StoreConfig, backends: Backends, buffer: WriteBuffer, accounting: LiveAccounting) -> None:
-        self._segment_limit = config.file_size_limit
-        self._large_message = config.large_message
-        self._form = backends.write_format
-        self._buffer = buffer
-        self._accounting = accounting
-        self._index = accounting.index
-        self._segments = accounting.segments
-        self._directory = accounting.segments.directory
-        self.seen_large = False
-        """Set before the first large body is buffered: from then on batches are searched for large bodies."""
-        self.on_roll: Callable[[], object] = lambda: None
-        """Set by the store: a new segment was started."""
+    _config: StoreConfig
+    _form: OpenFormat
+    """Format of new segments."""
+    _buffer: WriteBuffer
+    _accounting: LiveAccounting
+    seen_large: bool = False
+    """Set before the first large body is buffered: from then on batches are searched for large bodies."""
+    on_roll: Callable[[], object] = lambda: None
+    """Set by the store: a new segment was started."""
+
+    def __attrs_post_init__(self) -> None:
+        self._index, self._segments = self._accounting.index, self._accounting.segments
 
     def write(self, ids: Sequence[bytes], max_bytes: int) -> tuple[int, list[bytes]]:
         """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: what was not entered stays buffered.
@@ -64,7 +66,7 @@ class BatchWriter:
             new_ids = [msg_id for msg_id, there in zip(ids, known, strict=True) if not there]
             new_bodies = [body for body, there in zip(bodies, known, strict=True) if not there]
         locations, runs = self.append(new_ids, new_bodies) if new_ids else ([], [])
-        with self._accounting.state_lock, io_errors(self._directory):
+        with self._accounting.state_lock, io_errors(self._segments.directory):
             rewrite = self._enter(ids, known, locations, runs)
             self._buffer.estimated_bytes -= charged
             self._buffer.mean_charge = charged / len(ids)
@@ -72,7 +74,7 @@ class BatchWriter:
 
     def _known(self, ids: Sequence[bytes]) -> list[bool] | None:
         """Return which ids have a record already, live or revivable; None if none has."""
-        with io_errors(self._directory):
+        with io_errors(self._segments.directory):
             located = list(map(self._index.get, ids))
         revivable = self._accounting.revivable
         if located.count(None) == len(ids) and (not revivable or revivable.keys().isdisjoint(ids)):
@@ -165,7 +167,7 @@ class BatchWriter:
         self._accounting.begin_change()
         locations: list[int] = []
         runs: list[AppendedRun] = []
-        large = [at for at, body in enumerate(bodies) if len(body) >= self._large_message] if self.seen_large else []
+        large = [at for at, body in enumerate(bodies) if len(body) >= self._config.large_message] if self.seen_large else []
         cuts = sorted({0, len(bodies), *large, *(at + 1 for at in large)})
         for begin, end in pairwise(cuts):
             is_alone = begin in large
@@ -178,9 +180,9 @@ class BatchWriter:
             view, done, base = memoryview(data), 0, 0
             while done < len(ends):
                 segment = self._segments.current
-                if segment is None or segment.size >= self._segment_limit:
+                if segment is None or segment.size >= self._config.file_size_limit:
                     segment = self.roll()
-                room = self._segment_limit - segment.size
+                room = self._config.file_size_limit - segment.size
                 cut = min(bisect_left(ends, base + room, done) + 1, len(ends))  # with the record that reaches the limit
                 count, size, offset = cut - done, ends[cut - 1] - base, segment.size
                 self._accounting.mark_dirty(segment)

@@ -36,15 +36,6 @@ _RETRY_SECONDS = 5.0
 """Time that a thread waits for the run of another thread before it asks for one of its own."""
 
 
-class _Run:
-    """One execution of the work."""
-
-    def __init__(self) -> None:
-        self.waiting: list[threading.Lock] = []
-        """A lock for each thread that waits for the run. The run releases them at its end."""
-        self.is_successful = False
-
-
 class GroupCommit:
     """Runs one piece of work for all threads that ask for it. Thread-safe.
 
@@ -56,8 +47,8 @@ class GroupCommit:
         """``lock`` is held while the work runs."""
         self._lock = lock
         self._mutex = threading.Lock()
-        self._next: _Run | None = None
-        """Run that has not begun yet, or None."""
+        self.waiting: list[SimpleQueue[bool]] | None = None
+        """A queue of each thread that waits for the run that has not begun yet; None if there is none."""
 
     def run(self, work: Callable[[], object]) -> None:
         """Return after a run of ``work``, on any thread, that began after this call. Caller holds no lock.
@@ -65,33 +56,34 @@ class GroupCommit:
         Raises what ``work`` raises in the thread that runs it; the threads that waited for it then try it themselves.
         """
         while True:
-            mine, done = _Run(), threading.Lock()
-            done.acquire()
+            mine, done = list[SimpleQueue[bool]](), SimpleQueue[bool]()
+            is_successful = False
             try:
                 with self._mutex:
-                    run = self._next = self._next or mine
-                    if run is not mine:
-                        run.waiting.append(done)
-                if run is mine:
+                    group = self.waiting = mine if self.waiting is None else self.waiting
+                    if group is not mine:
+                        group.append(done)
+                if group is mine:
                     with self._lock:
                         self._close(mine)
                         work()
-                    mine.is_successful = True
+                    is_successful = True
                     return
             finally:
                 self._close(mine)
-                for waiting in mine.waiting:
-                    waiting.release()
-            if not done.acquire(timeout=_RETRY_SECONDS):  # an exception from outside may have stopped the thread that runs it
-                self._close(run)
-            if run.is_successful:
-                return
+                for waiting in mine:
+                    waiting.put(is_successful)
+            try:
+                if done.get(timeout=_RETRY_SECONDS):
+                    return
+            except Empty:  # an exception from outside may have stopped the thread that runs it
+                self._close(group)
 
-    def _close(self, run: _Run) -> None:
+    def _close(self, group: list[SimpleQueue[bool]]) -> None:
         """Let no further thread wait for a run."""
         with self._mutex:
-            if self._next is run:
-                self._next = None
+            if self.waiting is group:
+                self.waiting = None
 
 
 class Flusher:
@@ -100,8 +92,7 @@ class Flusher:
     def __init__(
         self, config: StoreConfig, buffer: WriteBuffer, batches: BatchWriter, accounting: LiveAccounting, lifecycle: Lifecycle
     ) -> None:
-        self._path = config.path
-        self._max_unconfirmed = config.max_unconfirmed
+        self._config = config
         self._buffer = buffer
         self._batches = batches
         self._accounting = accounting
@@ -175,7 +166,7 @@ class Flusher:
         if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
         self._bytes_to_commit = uncommitted
-        self.commit_and_reclaim(commit=last or uncommitted > self._max_unconfirmed or self._segments.sync != "later")
+        self.commit_and_reclaim(commit=last or uncommitted > self._config.max_unconfirmed or self._segments.sync != "later")
         return to_confirm
 
     def drain(self) -> None:
@@ -223,7 +214,7 @@ class Flusher:
                 self.callback_failures += 1
                 if not isinstance(error, Exception):  # sys.exit() or Ctrl-C: the thread that flushes decides
                     raise
-                log.exception("%s: on_confirm of client %r failed for %d ids", self._path, client.name, len(ids))
+                log.exception("%s: on_confirm of client %r failed for %d ids", self._config.path, client.name, len(ids))
             finally:
                 self._delivering_thread = None
 
@@ -291,7 +282,7 @@ class BackgroundFlusher:
                 if not self._is_stopping and self._flusher.has_work:
                     self._flush()
             except StoreClosed:
-                return
+                continue  # ``stop`` follows, unless the store cannot be closed, and goes on
             except BaseException as error:  # third-party code may raise anything; no other thread flushes for idle clients
                 is_ours = isinstance(error, MsgStoreError)  # what failed stays buffered; the next write or flush raises it, too
                 what = "%s: a flush in the background failed and is tried again: %s"

@@ -40,7 +40,7 @@ class Writer:
         self._lifecycle = lifecycle
         self._index = accounting.index
         self.buffer = WriteBuffer(self._is_indexed)
-        self.batches = BatchWriter(config, backends, self.buffer, accounting)
+        self.batches = BatchWriter(config, backends.write_format, self.buffer, accounting)
         self.flusher = Flusher(config, self.buffer, self.batches, accounting, lifecycle)
         self.background = BackgroundFlusher(self.flusher, accounting, config)
         self._encode_body = backends.encode_body
@@ -55,7 +55,7 @@ class Writer:
         """True after a failed attempt to write, until one succeeds: each ``write`` flushes before it takes its message."""
         self.wait_for_backlog: Callable[[], object] = lambda: None
         """Set by the store: block while the collector is too far behind."""
-        lifecycle.on_refusal.append(self._update_fast_paths)
+        lifecycle.on_refusal = self._update_fast_paths
         self.flusher.set_failing = self.set_failing
 
     # -- clients ----------------------------------------------------------------------------------------------------------
