@@ -17,10 +17,10 @@ import msgstore
 from attempts import Outcome
 from crash.history import CRASH_CELLS, is_persistent, keys_of
 from crash.model import NEW, demand
-from crash.recording import Recording, Tree, record
-from crash.states import LMDB, PAGE, Disk, materialise
+from crash.recording import FileState, Recording, Tree, record
+from crash.states import DATA, LMDB, PAGE, Disk, materialise
 from msgstore.builtin.options import LocalOptions
-from msgstore.directory import SETTINGS
+from msgstore.directory import LOCK, SETTINGS
 from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet
@@ -38,7 +38,8 @@ SAMPLES = 20
 def flips(recording: Recording, directory: Path, sample: Sample) -> Outcome:
     """Flip bits of every file of a store that was closed, one that was killed at work, and one that was killed between the
     steps of closing. LMDB maps its file and believes it: a flip there may end the process."""
-    disk, trees = Disk(recording.initial), {"closed": recording.final}
+    closed = b"- 0123456789abcdef\n"
+    disk, trees = Disk(recording.initial), {"closed": {**recording.final, LOCK: FileState(closed, len(closed), 0)}}
     for at, operation in enumerate(recording.log):
         if at == len(recording.log) * 4 // 5:
             trees["killed"] = disk.now()
@@ -68,7 +69,7 @@ def _hits(trees: dict[str, Tree]) -> Iterator[tuple[str, str, int]]:
                 bits = [8 * at + chance.randrange(8) for at in range(filled)]
             else:
                 bits = [chance.randrange(8 * filled) for _ in range(SAMPLES if filled else 0)]
-            if file.startswith(LMDB) and file.endswith("data.mdb"):  # LMDB's meta pages, what there is in them
+            if file == DATA:  # LMDB's meta pages, what there is in them
                 bits += [8 * (page + at) + chance.randrange(8) for page in (0, PAGE) for at in range(0, 152, 3)]
             yield from ((state, file, bit) for bit in bits)
 

@@ -26,7 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import StoreError
-from msgstore.jobs.columns.messages import check_columns, messages_of
+from msgstore.jobs.columns.schemas import check_columns, messages_of
 from msgstore.jobs.output.commit import Staging
 from msgstore.jobs.output.parts import Part, PartWriter
 from msgstore_spark.options import WriteOptions

@@ -76,7 +76,7 @@ def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
     for file in files:
         found, schema = shares_of(file, size)
         if schema is not None:
-            from msgstore.jobs.columns.messages import COUNTS, check_columns
+            from msgstore.jobs.columns.schemas import COUNTS, check_columns
 
             check_columns(schema, str(file), COUNTS, ignore_others=True)
         shares += found

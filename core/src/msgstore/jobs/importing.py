@@ -26,7 +26,7 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.formats import OWN_RECORD
 
 if TYPE_CHECKING:
-    from msgstore.jobs.columns.messages import Messages
+    from msgstore.jobs.columns.schemas import Messages
 
 ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
 LINE = 'a JSON object with "id" (32 hexadecimal digits), either "body" (base64) or "text", and perhaps "references"'
@@ -98,7 +98,7 @@ def plan_import(
     for path in find_files(sources, lambda file: file.suffix in ENDINGS, f"that ends in {', '.join(ENDINGS)}"):
         found, schema = shares_of(path, SHARE)
         if schema is not None:
-            from msgstore.jobs.columns.messages import check_columns
+            from msgstore.jobs.columns.schemas import check_columns
 
             names = check_columns(schema, str(path), ignore_others=ignore_others, option=IGNORE_OTHERS)
         else:
@@ -140,7 +140,7 @@ def write_share(numbered: tuple[int, Share], job: ImportJob, staging: str) -> Pa
 
 def _rows(share: Share) -> Iterator[Messages]:
     """Yield messages of row groups, some MiB at a time."""
-    from msgstore.jobs.columns.messages import MESSAGES, messages_of
+    from msgstore.jobs.columns.schemas import MESSAGES, messages_of
 
     first = share.first_row
     with open_parquet(share.path) as file:

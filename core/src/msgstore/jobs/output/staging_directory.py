@@ -207,10 +207,11 @@ def errors(place: Path) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError) or isinstance(error, StoreLocked):
             raise
-        cause.filename = cause.filename2 or cause.filename or place  # an outer block names the same
+        # An outer block names the same. Errors of Arrow have neither.
+        cause.filename, cause.strerror = cause.filename2 or cause.filename or place, cause.strerror or str(cause)
         raise StoreIOError(
-            f"{cause.filename}: {cause.strerror or cause}. Nothing was kept; mend the cause (space, limits, permissions, the "
-            "disk) and run the job again."
+            f"{cause.filename}: {cause.strerror}. Nothing was kept; mend the cause (space, limits, permissions, the disk) and "
+            "run the job again."
         ) from cause
 
 
