@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from seeded.fault import FAULTS, ROOT, NotApplicable
-from seeded_faults import failing_without_faults, run
+from seeded_faults import FAULTS, ROOT, NotApplicable, failing_without_faults, run
 
 MARKED = {"slow", "crash", "fuzz", "kit", "spark", "browser"}
 """Markers of the tests that are not in the fast suite."""
