@@ -1,4 +1,5 @@
-"""Ctrl-C in the middle of a change: the store goes on as if nothing had happened, or ends as a killed process's does.
+"""Stores that end otherwise than by ``close``. Ctrl-C in the middle of a change: the store goes on as if nothing had happened,
+or ends as a killed process's does. A store that is never closed says what is lost.
 
 Signals come when they like. The harness ``crash`` raises an interrupt before and after each file operation besides.
 """
@@ -6,12 +7,14 @@ Signals come when they like. The harness ``crash`` raises an interrupt before an
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import random
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +25,7 @@ import msgstore
 from crash.history import Run, keys_of
 from crash.model import Aftermath, body_of, compare
 from msgstore.contract import StoreClosed
-from support import A, B, C, Cell, HookedFiles, open_with, play
+from support import A, B, C, Cell, FullDisk, HookedFiles, open_with, play
 
 SIGNALS = 40
 """That come in the middle of each change."""
@@ -168,6 +171,55 @@ def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:
         client.write(B, b"body")
     with msgstore.open_store(tmp_path) as again:
         assert again.client().read(A) == b"body"
+
+
+# -- a store that is never closed ---------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys, msgstore
+kept = [msgstore.open_store(sys.argv[1] + name, sync_interval="1h") for name in ("/left", "/closed", "/abandoned", "/flushed")]
+for store in kept:
+    client = store.client(on_confirm=lambda ids: None)
+    client.write_many([(number.to_bytes(16), b"body") for number in range(5000)])
+kept[1].close()
+kept[2].abandon()
+kept[3].flush()
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    print("the child ends", file=sys.stderr)
+"""
+
+
+def test_exit_without_close_warns_of_unconfirmed_writes(tmp_path):
+    """Once, in the process that wrote, of the one store that has any."""
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0
+    text = f"{tmp_path / 'left'}: the store was never closed, and at least 5000 writes are not confirmed"
+    assert "the child ends" in done.stderr
+    assert done.stderr.count("never closed") == done.stderr.count(text) == 2, done.stderr
+    assert f"ResourceWarning: {text}" in done.stderr
+
+
+def test_collected_store_warns_of_unconfirmed_writes(tmp_path, caplog):
+    """One without threads, which would keep it alive, and confirm its writes."""
+    files = FullDisk()
+    store = open_with(tmp_path, files, sync_interval=0, gc_interval=0)
+    files.full = True
+    with pytest.raises(msgstore.StoreIOError):
+        store.client().write(bytes(16), b"body")
+    alive = weakref.ref(store)
+    caplog.clear()
+    del store
+    with pytest.warns(ResourceWarning) as caught:
+        gc.collect()
+    assert alive() is None, "the warning keeps the store alive"
+    text = f"{tmp_path}: the store was never closed, and at least 1 writes are not confirmed"
+    assert any(str(warning.message).startswith(text) for warning in caught)
+    assert any(row.levelno == logging.WARNING and row.getMessage().startswith(text) for row in caplog.records)
 
 
 if __name__ == "__main__":

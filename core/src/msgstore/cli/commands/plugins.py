@@ -28,6 +28,7 @@ from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.plugins.loader import Provider
 
 
 @click.command()
@@ -44,15 +45,15 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
     """
     catalogue = load_catalogue(read_config(config_file).disabled if config_file else ())
     problems = [*catalogue.problems(), *(catalogue.unloadable() if check else ())]
-    backends = _backends(catalogue)
+    installed = list(_installed(catalogue))
     if not out.as_json:
-        backends.sort(key=lambda one: (one["kind"], one["name"]))
+        installed.sort(key=lambda one: ("events" in one, one["kind"], one["name"]))
     columns = output.columns(
         "kind name distribution summary",
         distribution=lambda one: Text(f"{one['distribution']} {one['version']}", no_wrap=True),
         summary=_summary,
     )
-    out.rows(None, columns, [*backends, *_observers(catalogue)], as_json=lambda one: one)
+    out.rows(None, columns, installed, as_json=lambda one: one)
     out.emit(*({"kind": "problem", "message": problem} for problem in problems))
     if catalogue.disabled:
         out.print(f"disabled: {', '.join(catalogue.disabled)}")
@@ -64,40 +65,24 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
         click.get_current_context().exit(2)
 
 
-def _backends(catalogue: Catalogue) -> list[dict[str, Any]]:
-    found = []
-    for one in catalogue.registrations:
-        descriptor = one.descriptor
-        backend = {
-            "kind": one.kind,
-            "name": descriptor.name,
-            "distribution": one.provider.distribution,
-            "version": one.provider.version,
-            "entry_point": one.provider.entry_point,
-            "contract": list(descriptor.contract),
-            "capabilities": sorted(capability.value for capability in descriptor.capabilities),
-            "summary": descriptor.summary,
-        }
+def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    """Yield the object of each backend, and of each plugin with event hooks."""
+
+    def members(kind: str, name: str, provider: Provider, **own: Any) -> dict[str, Any]:
+        origin = {"distribution": provider.distribution, "version": provider.version, "entry_point": provider.entry_point}
+        return {"kind": kind, "name": name, **origin, **own}
+
+    for found in catalogue.registrations:
+        descriptor = found.descriptor
+        own: dict[str, Any] = {"contract": list(descriptor.contract)}
+        own["capabilities"] = sorted(capability.value for capability in descriptor.capabilities)
+        own["summary"] = descriptor.summary
         if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
-            backend["fields"] = [attrs.asdict(field) for field in descriptor.fields]
-        found.append(backend)
-    return found
-
-
-def _observers(catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Return each plugin with event hooks, and the names of these hooks."""
-    found = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
-    return [
-        {
-            "kind": "observer",
-            "name": provider.entry_point,
-            "distribution": provider.distribution,
-            "version": provider.version,
-            "entry_point": provider.entry_point,
-            "events": [observer.hook for observer in group],
-        }
-        for provider, group in groupby(found, key=lambda observer: observer.provider)
-    ]
+            own["fields"] = [attrs.asdict(field) for field in descriptor.fields]
+        yield members(found.kind, descriptor.name, found.provider, **own)
+    observers = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
+    for provider, group in groupby(observers, key=lambda observer: observer.provider):
+        yield members("observer", provider.entry_point, provider, events=[observer.hook for observer in group])
 
 
 def _summary(one: dict[str, Any]) -> Text:

@@ -150,9 +150,9 @@ def scrub(store: options.StoreArgument, rate: int | None, restart: bool, out: ou
 
 
 def _verify_all(store: options.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
-    targets, others = store.find_all()
+    targets, not_read = store.find_all()
     verdicts = [_verify(target, out, rate, _load_state(target.path) if resume else ScrubState(), saves) for target in targets]
-    out.finish(damaged=not all(verdicts), not_read=others)
+    out.finish(damaged=not all(verdicts), not_read=not_read)
 
 
 _COLUMNS = output.columns(

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import add
 
-import attrs
-
 from msgstore.config import StoreConfig
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.state.accounting import AppendedRun, LiveAccounting
@@ -23,22 +21,17 @@ from msgstore.scan import OpenFormat
 _STEP = 1 << OFFSET_SHIFT
 
 
-@attrs.define(eq=False, slots=False)
 class BatchWriter:
     """One instance per open store."""
 
-    _config: StoreConfig
-    _form: OpenFormat
-    """Format of new segments."""
-    _buffer: WriteBuffer
-    _accounting: LiveAccounting
-    seen_large: bool = False
-    """Set before the first large body is buffered: from then on batches are searched for large bodies."""
-    on_roll: Callable[[], object] = lambda: None
-    """Set by the store: a new segment was started."""
-
-    def __attrs_post_init__(self) -> None:
-        self._index, self._segments = self._accounting.index, self._accounting.segments
+    def __init__(self, config: StoreConfig, form: OpenFormat, buffer: WriteBuffer, accounting: LiveAccounting) -> None:
+        """``form``: format of new segments."""
+        self._config, self._form, self._buffer, self._accounting = config, form, buffer, accounting
+        self._index, self._segments = accounting.index, accounting.segments
+        self.seen_large = False
+        """Set before the first large body is buffered: from then on batches are searched for large bodies."""
+        self.on_roll: Callable[[], object] = lambda: None
+        """Set by the store: a new segment was started."""
 
     def write(self, ids: Sequence[bytes], max_bytes: int) -> tuple[int, list[bytes]]:
         """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: what was not entered stays buffered.

@@ -30,8 +30,6 @@ DRAIN_STEP = 2**18
 """Bytes that a writing thread appends at once: the slowest ``write`` takes this long."""
 MAX_BATCH = 4096
 """Messages of one batch."""
-
-
 _RETRY_SECONDS = 5.0
 """Time that a thread waits for the run of another thread before it asks for one of its own."""
 
@@ -224,9 +222,8 @@ class Flusher:
         if self._buffer.pending or self._buffer.shared or self._segments.hints.unwritten:
             return True
         # A writer inserts its entry before its id is in the list of ids to confirm: a flush may have come in between.
-        return (
-            self._accounting.is_changed or bool(self._segments.unsynced) or any(client.unconfirmed for client in self.clients)
-        )
+        is_unconfirmed = any(client.unconfirmed for client in self.clients)
+        return self._accounting.is_changed or bool(self._segments.unsynced) or is_unconfirmed
 
 
 _IDLE_SECONDS = 1.0
