@@ -180,7 +180,7 @@ TABLES: dict[str, tuple[Any, str]] = {
     "no body": (pa.table({"id": [ONE]}), r"there must be one column 'body' \(binary\); the columns are: id"),
     "null id": (pa.table({"id": pa.array([ONE, None], pa.binary()), "body": [b"", b""]}), "row 1: id is null"),
     "null body": (pa.table({"id": [ONE], "body": pa.array([None], pa.binary())}), r"row 0: body is null"),
-    "short": (pa.table({"id": [ONE, b"short"], "body": [b"", b""]}), "an id has 16 bytes, not 5: 73686f7274"),
+    "short": (pa.table({"id": [ONE, b"short"], "body": [b"", b""]}), "row 1: the id 73686f7274 has 5 bytes, not 16"),
     "number": (pa.table({"id": [7], "body": [b""]}), r"one column 'id' \(16 bytes, or text .*\); the columns are: id int64"),
     "twice": (pa.table([[ONE], [b""], [b""]], ["id", "body", "body"]), "the columns are: id binary, body binary, body binary"),
     "text": (pa.table({"id": [ONE], "body": ["text"]}), "the columns are: id binary, body string"),

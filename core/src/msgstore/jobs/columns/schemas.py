@@ -125,7 +125,7 @@ def check_columns(
 def messages_of(batch: pa.RecordBatch, where: str, first: int = 0) -> Messages:
     """Return the messages of one batch, whose columns were checked; ``first`` is the number of its first row.
 
-    Raises StoreError, with ``where`` and the row's number, for a null and for an id that is not hexadecimal.
+    Raises StoreError, with ``where`` and the row's number, for a null and for an invalid id.
     """
     columns: dict[str, list[Any]] = {}
     for name in (ID, BODY, *([REFERENCES] if REFERENCES in batch.schema.names else [])):
@@ -136,6 +136,9 @@ def messages_of(batch: pa.RecordBatch, where: str, first: int = 0) -> Messages:
     ids = columns[ID]
     if _is_text(batch.schema.field(ID).type):
         ids = [_from_hex(text, where, first + at) for at, text in enumerate(ids)]
+    if set(map(len, ids)) - {16}:
+        at, wrong = next((at, msg_id) for at, msg_id in enumerate(ids) if len(msg_id) != 16)
+        raise StoreError(f"{where}, row {first + at}: the id {wrong.hex() or 'of no bytes'} has {len(wrong)} bytes, not 16")
     return ids, columns[BODY], columns.get(REFERENCES)
 
 
