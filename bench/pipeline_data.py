@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from measure import SEED
 
 from msgstore import load_catalogue
-from msgstore.builtin.options import LocalOptions
+from msgstore.builtin.plugin import LocalOptions
 from msgstore.jobs.export import plan_export
 from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.output.commit import Staging

@@ -17,7 +17,7 @@ from typing import Any
 import processor
 
 from msgstore import load_catalogue
-from msgstore.builtin.options import LocalOptions
+from msgstore.builtin.plugin import LocalOptions
 from msgstore.contract import Columns
 from msgstore.files import Files
 from msgstore.jobs.diff import plan_diff

@@ -26,7 +26,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import msgstore
-from msgstore.builtin.options import LocalOptions
+from msgstore.builtin.plugin import LocalOptions
 from msgstore.cli.main import main
 from msgstore.contract import Combine
 from msgstore.files import Files

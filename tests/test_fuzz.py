@@ -38,18 +38,6 @@ class Hang(BaseException):
     """Not an Exception, so that nothing that is tried handles it."""
 
 
-@attrs.define
-class Tally:
-    """What was tried."""
-
-    inputs: int = 0
-    digests: set[bytes] = attrs.field(factory=set)
-    """Eight bytes of the hash of each: how many are left says how many were different."""
-    seconds: float = 0.0
-    """Of processor time."""
-    failures: list[str] = attrs.field(factory=list)
-
-
 def make(target: Target, seed: int) -> tuple[bytes, Member]:
     """The input of a number."""
     random = Random(seed)
@@ -85,34 +73,17 @@ def attempt(target: Target, data: bytes, member: Member) -> str:
     return ""
 
 
-def run_chunk(name: str, seeds: range, _: int = 0) -> Tally:
-    """Try the inputs of these seeds, until one fails."""
-    tally, begin = Tally(), time.process_time()
+def run_chunk(name: str, seeds: range, _: int) -> tuple[int, set[bytes], float, str]:
+    """Try the inputs of these seeds, until one fails. Return how many, eight bytes of the hash of each, seconds of processor
+    time, and the failure if there is one."""
+    digests, begin, error = set(), time.process_time(), ""
     for seed in seeds:
         data, member = make(TARGETS[name], seed)
-        tally.digests.add(hashlib.blake2b(data, digest_size=8).digest())
-        tally.inputs += 1
+        digests.add(hashlib.blake2b(data, digest_size=8).digest())
         if error := attempt(TARGETS[name], data, member):
-            tally.failures.append(f"{name}, --fuzz 1 --fuzz-from {seed}: {error}")
+            error = f"{name}, --fuzz 1 --fuzz-from {seed}: {error}"
             break
-    tally.seconds = time.process_time() - begin
-    return tally
-
-
-def run(name: str, seeds: range) -> Tally:
-    """Try the inputs of these seeds with one target. What kills a process is a failure, too."""
-    whole = Tally()
-    TARGETS[name].members()  # made once, not in each process
-    parts = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
-    calls = ((f"{name}, of the seeds {part[0]} to {part[-1]}", partial(run_chunk, name, part)) for part in parts)
-    for label, tally, error in in_processes(calls, batch=1):
-        if error:
-            whole.failures.append(f"{label}: {error}")
-        else:
-            whole.inputs, whole.seconds = whole.inputs + tally.inputs, whole.seconds + tally.seconds
-            whole.digests |= tally.digests
-            whole.failures += tally.failures
-    return whole
+    return seed - seeds[0] + 1, digests, time.process_time() - begin, error
 
 
 SHARES = sum(target.share for target in TARGETS.values())
@@ -121,16 +92,24 @@ each_target = pytest.mark.parametrize("name", TARGETS)
 
 @each_target
 def test_mutated_inputs(name, request, report):
+    """What kills a process is a failure, too."""
     count = -(-request.config.getoption("--fuzz") * TARGETS[name].share // SHARES)
     first = request.config.getoption("--fuzz-from")
-    tally = run(name, range(first, first + count))
+    TARGETS[name].members()  # made once, not in each process
+    parts = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
+    calls = ((f"{name}, of the seeds {part[0]} to {part[-1]}", partial(run_chunk, name, part)) for part in parts)
+    inputs, digests, seconds, failures = 0, set(), 0.0, []
+    for label, chunk, error in in_processes(calls, batch=1):
+        tried, hashes, spent, failure = chunk or (0, set(), 0.0, f"{label}: {error}")
+        inputs, digests, seconds = inputs + tried, digests | hashes, seconds + spent
+        failures += [failure] * bool(failure)
     report(
         "fuzzing",
-        f"{name}: {tally.inputs:,} mutated inputs, {len(tally.digests):,} of them different, "
-        f"{tally.inputs / max(tally.seconds, 1e-9):,.0f} a second of processor time, {len(tally.failures)} failures",
+        f"{name}: {inputs:,} mutated inputs, {len(digests):,} of them different, "
+        f"{inputs / max(seconds, 1e-9):,.0f} a second of processor time, {len(failures)} failures",
     )
-    assert not tally.failures, "\n".join(tally.failures)
-    assert tally.inputs == count
+    assert not failures, "\n".join(failures)
+    assert inputs == count
 
 
 @each_target

@@ -176,6 +176,7 @@ def test_damaged_directory_keeps_what_records_confirm(path, kind, case, caplog):
         with unchanged(path, but=["data.mdb", "lock.mdb"]) if mode == "r" else nullcontext():
             counts, recovery = reopened(path, kind, mode=mode, **case.keys)
         assert case.read is None or recovery.scanned == case.read
+        assert recovery.counts_are_kept == (case.how == "reconciled" and not (case.missing or case.revived))
         assert counts == case.counts
         assert (recovery.how, recovery.missing, recovery.revived) == (case.how, case.missing, case.revived)
         assert recovery.kept == (0 if case.how == "rebuild" else len(COUNTS) - case.missing)

@@ -10,7 +10,7 @@ from unittest.mock import ANY
 import attrs
 import pytest
 
-from msgstore.builtin.options import HalfEmptyOptions, RetentionOptions
+from msgstore.builtin.plugin import HalfEmptyOptions, RetentionOptions
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Retention
 from msgstore.config import structure
 from msgstore.contract import (

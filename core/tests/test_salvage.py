@@ -31,7 +31,7 @@ from core_support import (
     snapshot,
     store_of,
 )
-from msgstore.builtin.options import LocalOptions
+from msgstore.builtin.plugin import LocalOptions
 from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.files import Files
 from msgstore.jobs.local import LocalRunner

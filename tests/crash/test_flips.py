@@ -19,7 +19,7 @@ from crash.history import CRASH_CELLS, is_persistent, keys_of
 from crash.model import NEW, demand
 from crash.recording import FileState, Recording, Tree, record
 from crash.states import DATA, LMDB, PAGE, Disk, materialise
-from msgstore.builtin.options import LocalOptions
+from msgstore.builtin.plugin import LocalOptions
 from msgstore.directory import LOCK, SETTINGS
 from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.salvage import plan_salvage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from msgstore.builtin.options import HalfEmptyOptions, RetentionOptions
+from msgstore.builtin.plugin import HalfEmptyOptions, RetentionOptions
 from msgstore.contract import Action, Combine, Compact, Drop, GcPolicy, NoOptions, SegmentStats
 
 

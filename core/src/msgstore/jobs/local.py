@@ -18,7 +18,7 @@ from itertools import islice
 from multiprocessing import connection
 from typing import Any
 
-from msgstore.builtin.options import LocalOptions
+from msgstore.builtin.plugin import LocalOptions
 from msgstore.contract import StoreError
 from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.tasks import R, Run, T

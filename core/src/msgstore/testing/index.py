@@ -145,11 +145,8 @@ class IndexTests(KitTests):
         for path in files:
             whole = path.read_bytes()
             spots = {*range(min(len(whole), 12)), len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(9))}
-            for damaged in (
-                whole + b"\0",
-                whole + whole,
-                *(spoilt for at in sorted(spots) for spoilt in damaged_at(whole, at)),
-            ):
+            cases = [whole + b"\0", whole + whole, *(damaged for at in sorted(spots) for damaged in damaged_at(whole, at))]
+            for damaged in cases:
                 path.write_bytes(damaged)
                 index = place.make()
                 found = loaded(index)

@@ -104,9 +104,10 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         """Open the store of ``path``."""
         raise NotImplementedError
 
-    @initialize(durability=st.sampled_from(["os", "fsync"]), reads=st.sampled_from(["pread", "mmap"]))
-    def start(self, durability: str, reads: str, **keys: int) -> None:
-        self.keys = {**SMALL, "durability": durability, "reads": reads, **keys}
+    @initialize(durability=st.sampled_from(["os", "fsync"]), reads=st.sampled_from(["pread", "mmap"]), erase=st.booleans())
+    def start(self, **keys: Any) -> None:
+        """With ``erase``, segments are compacted by copying them."""
+        self.keys = SMALL | keys
         self.open()
 
     def open(self, refcounts: dict[bytes, int] | None = None) -> None:
@@ -224,17 +225,18 @@ class CombinationTests(KitTests):
         machine: Any = partial(_Machine, subject)
         run_state_machine_as_test(machine, settings=settings(tried(40), stateful_step_count=30))
 
-    def test_a_crash_at_each_file_operation(self, subject: Subject) -> None:
+    @pytest.mark.parametrize("erase", [False, True], ids=["in place", "by copy"])
+    def test_a_crash_at_each_file_operation(self, subject: Subject, erase: bool) -> None:
         """A failure means that a process that is killed before, or inside, a file operation leaves a store in which a confirmed
         message is missing or has other bytes: old data is overwritten or removed before the new data is written and entered
         into the index."""
         whole = RecordingFiles()
-        _Machine(subject, whole).check_life("at the end")
+        _Machine(subject, whole).check_life(erase, "at the end")
         points = crash_points(whole)
         assert len(points) > 20
         for stop, torn in points:
             where = f"stopped at {whole.changes()[stop]}, {torn} bytes of it written"
-            _Machine(subject, StoppingFiles(stop, torn)).check_life(where)
+            _Machine(subject, StoppingFiles(stop, torn)).check_life(erase, where)
 
 
 class _Machine(StoreAgainstDictionary):
@@ -249,9 +251,9 @@ class _Machine(StoreAgainstDictionary):
     def make(self, **keys: Any) -> msgstore.Store:
         return self.stores.open(self.files, **keys)
 
-    def live(self) -> None:
+    def live(self, erase: bool) -> None:
         """Run a short life of a store with each kind of operation, to its end or a crash."""
-        self.start("fsync", "pread", file_size_limit=900)
+        self.start(durability="os" if erase else "fsync", erase=erase, file_size_limit=900)
         self.write([*IDS[:12], IDS[2]])
         self.flush()
         self.remove(IDS[:12:3])
@@ -264,9 +266,9 @@ class _Machine(StoreAgainstDictionary):
         self.remove([msg_id for msg_id in IDS[8:12] if msg_id in self.references])
         self.compact(everything=True)
 
-    def check_life(self, where: str) -> None:
+    def check_life(self, erase: bool, where: str) -> None:
         """Check what a life has left."""
-        assert stopped(self.live) == isinstance(self.files, StoppingFiles), f"{where}: it was not stopped"
+        assert stopped(partial(self.live, erase)) == isinstance(self.files, StoppingFiles), f"{where}: it was not stopped"
         required = set() if self.is_dropping else {*self.committed, *self.confirmed} & self.references.keys()
         with tempfile.TemporaryDirectory() as left:
             stores = attrs.evolve(self.stores, path=copy_of(self.path, Path(left, "store")))
