@@ -316,9 +316,6 @@ def test_counters_after_changes_are_exact(tmp_path, index):
         assert after.counters.rolled_segments == len(list(tmp_path.glob("*.sqs"))) + after.counters.deleted_segments - 1
 
 
-# -- log records ----------------------------------------------------------------------------------------------------------
-
-
 # -- loading --------------------------------------------------------------------------------------------------------------
 
 ENTRY_POINT = metadata.EntryPoint("watch", "acme_watch", "msgstore")
