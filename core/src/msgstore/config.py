@@ -96,7 +96,8 @@ class StoreConfig:
     large_message: Size = Size(4_000_000)
     """A body of at least this size gets its own segment, so that its removal frees the space at once."""
     sync_interval: Duration = Duration(0.2)
-    """A flush follows the first change within this time. 0: every call flushes before it returns."""
+    """Time between the first change and the flush that confirms it. ``durability`` says what is synced. 0: every call flushes
+    before it returns."""
     max_unconfirmed: Size = Size(64 * 2**20)
     """Limit of written, unconfirmed bytes, for every durability. Each message counts as its body plus 1 KiB. A writer that
     reaches the limit flushes before it continues."""

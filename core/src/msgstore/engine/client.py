@@ -24,12 +24,12 @@ def check_id(msg_id: object) -> None:
 class Client:
     """Made by :meth:`Store.client`. Leaving it as a context manager closes the client, not the store. Thread-safe."""
 
-    write: Callable[[bytes, bytes], None]
+    write: Callable[[bytes, bytes], None]  # WriteBuffer.make_fast_path, Writer.write_slow
     """``write(msg_id, body)``: write a message, or add a reference to one. An id names one body permanently: the body of a
     second write is ignored.
 
     Returns before the message is on disk; it can be read at once. ``on_confirm`` is called with its id after the flush that
-    makes it safe: within ``sync_interval``, or by ``store.flush()``. Raises ValueError (id), TypeError (body), MessageTooLarge
+    makes it safe: ``sync_interval`` later, or by ``store.flush()``. Raises ValueError (id), TypeError (body), MessageTooLarge
     and BodyRefused (the message was not taken), StoreClosed, and StoreIOError: ``error.applied`` says if the message was taken,
     which is possible only with ``sync_interval = 0``. After a failed flush each write flushes first, and fails with it.
     """

@@ -162,7 +162,7 @@ def _look(
     remembered = known_settings(files, directory, warns=read_only or lock is not None)
     backends = resolve(config, catalogue, remembered)
     formats, ours = backends.formats, backends.write_format.descriptor
-    sync: Sync = "never" if config.durability == "os" else "each write" if config.durability == "fsync" else "later"
+    sync: Sync = "never" if config.durability == "os" else "each append" if config.durability == "fsync" else "later"
     segments = Segments(directory, files, formats, sync=sync)
     segments.erase = config.erase
     if not directory.is_dir():

@@ -21,7 +21,7 @@ from msgstore.engine.segment.segment import ReadFiles, Segment, damaged_index, i
 from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
-Sync = Literal["never", "each write", "later"]
+Sync = Literal["never", "each append", "later"]
 """Time at which appended records are synced; ``later``: by the next ``sync_written``."""
 
 
@@ -100,7 +100,7 @@ class Segments:
             try:
                 identity = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
-                if self.sync == "each write":
+                if self.sync == "each append":
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
             except BaseException:  # an interrupt, too: the number is used again
@@ -142,7 +142,7 @@ class Segments:
         with self.errors(segment, segment.size):
             try:
                 self.files.pwrite(fd, data, segment.size)
-                if self.sync == "each write":
+                if self.sync == "each append":
                     self.files.sync(fd)
                 elif self.sync == "later":
                     self.unsynced[segment.number] = segment

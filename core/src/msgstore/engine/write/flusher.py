@@ -141,7 +141,7 @@ class Flusher:
 
     def write_out(self, *, last: bool = False) -> Sequence[tuple[Client, int]]:
         """Append everything and commit. Return the clients to confirm, each with the number of its ids. Caller holds the flush
-        lock. ``last``: the store is about to close, so everything is synced and checked."""
+        lock. ``last``: the store is about to close, so what ``fsync_every`` owes is synced, and the files are checked."""
         accounting, buffer = self._accounting, self._buffer
         with accounting.state_lock:
             to_confirm = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
