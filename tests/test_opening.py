@@ -382,7 +382,7 @@ def test_removal_of_absent_messages_changes_nothing(path, kind):
         assert references_of(store) == COUNTS, "a process that was killed after a removal of nothing lost its counts"
 
 
-@pytest.mark.parametrize("failure", ["EIO", "INT"])
+@pytest.mark.parametrize("failure", ["EIO", "EIO+", "INT"])
 @pytest.mark.parametrize("new", ["ets", "lmdb"])
 def test_index_change_fault_keeps_counts(made, tmp_path, failure, new):
     """The index of the last opening is taken over, however often the first attempts fail. An open store with ``ets`` has its

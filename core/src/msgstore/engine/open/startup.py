@@ -96,11 +96,28 @@ def open_directory(
             telemetry.note(RecoveryFinishedEvent, recovery=attrs.asdict(recovery), seconds=seconds)
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
+        if lock is not None and remembered and remembered.index != config.index.name and not shutdown_files.foreign:
+            _switch_index(opened, catalogue)
+            undo.close()
+            again = open_directory(config, catalogue, files, read_only=False, refcounts=None)
+            return attrs.evolve(again, recovery=recovery)
         if lock is not None:
             _begin_writing(opened, catalogue, state, shutdown_files, undo)
             lock.opened()
         undo.pop_all()
         return opened
+
+
+def _switch_index(opened: OpenDirectory, catalogue: Catalogue) -> None:
+    """Save an index that has taken over the entries of another one, as a clean shutdown does, and name it in the settings.
+
+    Until these name it, the other index is whole. From then on this one is: a failure that lasts loses no counts.
+    """
+    accounting, name = opened.accounting, opened.config.index.name
+    with of_index(name, opened.config, catalogue, "save the entries of another index in"):
+        save_clean(accounting, opened.client_refs)
+    _save_settings(opened)
+    publish_clean(accounting)
 
 
 def _begin_writing(
@@ -133,13 +150,19 @@ def _begin_writing(
         marker.retire(accounting)
         with of_index(config.index.name, config, catalogue, "take the first changes in"):
             accounting.commit(marker.state)
+    _save_settings(opened)
+    if accounting.marker is None:
+        marker.finish(accounting)
+
+
+def _save_settings(opened: OpenDirectory) -> None:
+    """Write what the next opening needs to know, unless both files have it."""
+    backends, segments, directory = opened.backends, opened.accounting.segments, opened.config.path
     forms = {segment.form.name: segment.form.descriptor for segment in segments}
     providers = backends.formats.catalogue.third_party_providers([("format", forms[name]) for name in sorted(forms)])
     settings = attrs.evolve(backends.settings, distributions=providers | backends.settings.distributions)
-    if not are_saved(segments.files, config.path, settings):
-        write_settings(segments.files, config.path, settings)
-    if accounting.marker is None:
-        marker.finish(accounting)
+    if not are_saved(segments.files, directory, settings):
+        write_settings(segments.files, directory, settings)
 
 
 def _stop_cleanly(accounting: LiveAccounting, client_refs: set[bytes]) -> None:
