@@ -46,13 +46,13 @@ class Capability(enum.Enum):
     LIVE_READS = "live-reads"
     """Index, with PERSISTENT: other processes can read it while one writes. See ``live`` of :class:`IndexContext`."""
     SELF_DESCRIBING = "self-describing"
-    """Segment format: a scan skips a dead record without its index entry, so the entry is dropped at once."""
+    """Segment format: dead records of a sealed segment are never revived, because compaction may turn them into holes."""
     COMPACTABLE = "compactable"
     """Segment format: segments can be compacted in place. The format is a :class:`CompactableFormat`."""
     TYPED_RECORDS = "typed-records"
     """Segment format: records carry a type byte, and record types of other distributions can be bound to bytes."""
     VERBATIM = "verbatim"
-    """Segment format: a record holds more than id and body. A copy into the same format copies its bytes."""
+    """Segment format: a record holds more than id and body, so salvage copies its bytes. Collections always do."""
     FRAMED = "framed"
     """Record type, or segment format without TYPED_RECORDS: the number of bytes before a body, and after it, is the same in
     every record. Tools then call ``body_span`` once."""
@@ -107,8 +107,8 @@ class Descriptor:
     summary: str = ""
     """One line for ``msgstore plugins``."""
     examples: tuple[Mapping[str, object], ...] = attrs.field(default=({},), hash=False)
-    """Sets of options, as in a configuration. The conformance kit tests the backend with each of them, and ``map`` and
-    ``inventory`` show the plan of a policy for each."""
+    """Sets of options, as in a configuration. The conformance kit tests the backend with each of them, and
+    ``map --html`` and ``inventory`` show the plan of a policy for each."""
     fields: tuple[RecordField, ...] = attrs.field(
         default=(), validator=deep_iterable(instance_of(RecordField), instance_of(tuple))
     )

@@ -45,9 +45,9 @@ class SegmentStats:
     quarantined: bool
     """True if the segment is damaged: it stays readable and is never collected."""
     sealed_at: float | None = None
-    """Time at which its newest message was written, in seconds since the epoch; when the segment was sealed is not recorded.
-    None for the current segment, or if its file could not be measured. Compaction keeps it; a combined segment has that of
-    the younger one."""
+    """Time of its newest message, in seconds since the epoch: a compaction does not change it, and a combined segment has that
+    of the younger one. None if it is unknown, as for the current segment: a policy that goes by age leaves such a segment
+    alone."""
     size_limit: int = 0
     """``file_size_limit`` of the store, which combined segments must not exceed."""
 

@@ -49,8 +49,8 @@ class RecordTypeDescriptor(Descriptor):
     """``factory(RecordContext) -> RecordType``. Capabilities: FRAMED, FIELDS.
 
     Options are for writing: a reader with the default options must accept every record, because tools read without a
-    configuration. So each option has a default, and a check that needs an option passes without it. No option is named
-    ``byte``.
+    configuration. So each option has a default, and ``check`` needs none. What ``decode`` checks with an option passes without
+    it. No option is named ``byte``.
     """
 
     format: str

@@ -125,7 +125,8 @@ class Store:
     def compact(self, *, everything: bool = False, progress: ProgressCallback | None = None) -> list[CollectionResult]:
         """Flush, and collect what the GC policy names, or with ``everything`` all segments with garbage. Delete empty ones.
 
-        The current segment and damaged segments are not changed. Raises as ``flush``.
+        The current segment and damaged segments are not changed. Empty segments are usually deleted by the flush, and then not
+        in the result. A segment that cannot shrink has the outcome ``none``. Raises as ``flush``.
         """
         self._lifecycle.refuse_in_callback("compact")
         with self._lifecycle.guard():

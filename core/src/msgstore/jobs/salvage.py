@@ -48,7 +48,7 @@ class SalvageJob(SegmentJob):
     max_body: int
     """Largest body, in bytes, that fits into a record of the target's format."""
     as_they_are: bool = True
-    """True if records of the target's format are copied byte for byte, whatever their type. Otherwise all are encoded again."""
+    """True if records of the target's format, if it is VERBATIM, are copied byte for byte. Otherwise all are encoded again."""
     check_body: str | None = None
     """Codec that bodies must be valid for."""
     counts: str | None = None
