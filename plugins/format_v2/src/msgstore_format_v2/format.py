@@ -45,8 +45,8 @@ _ID, _BODY = slice(HOLE_SIZE, RECORD_SIZE), slice(RECORD_SIZE, None)
 
 
 class SegmentFormatV2:
-    """Format of ``.sqs`` files: typed records after a 64-byte header. It binds ``message`` to MESSAGE
-    itself; the descriptor of that type serves checks and names.
+    """Format of ``.sqs`` files: typed records after a 64-byte header. ``message`` needs no binding in a configuration: its
+    descriptor only tells tools its name, and that it is FRAMED.
 
     Raises ValueError for record types that cannot be bound to their type bytes.
     """
