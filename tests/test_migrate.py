@@ -36,14 +36,15 @@ def counts_of(path: Path) -> dict[bytes, int]:
 
 @pytest.mark.parametrize(("name", "killed"), [("ets", False), ("lmdb", False), ("lmdb", True)])
 def test_counts_go_along(name: str, killed: bool, tmp_path: Path) -> None:
-    """And what a killed migration has left is cleared away."""
+    """And what a killed migration has left is cleared away. A file ``out.counts`` is somebody else's."""
+    (tmp_path / "out.counts").write_text("mine")
     truth = make(tmp_path / "in", name, killed=killed)
     left = tmp_path / ".out.counts.msgstore" / "0123456789abcdef"
     left.mkdir(parents=True)
     (left / "counts.csv").write_text(f"{id_of(1).hex()},1\n")
     assert migrate(tmp_path / "in", tmp_path / "out").exit_code == 0
     assert counts_of(tmp_path / "out") == truth
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "out.counts"]
 
 
 @pytest.mark.parametrize(

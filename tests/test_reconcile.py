@@ -169,6 +169,7 @@ NOT_LINE = "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"
         *((line, NOT_LINE) for line in ("ab,1", "g" * 32 + ",1", ZEROS, ZEROS + ",one", ZEROS + ",1.5", "id,count")),
         ("\ufeff" + ZEROS + ",1", NOT_LINE),
         (f"{ZEROS},{2**48}", f"line 5000 has the count {2**48}; a count is at most"),
+        (f"{ZEROS},{-(2**63)}", "line 5000 has the count -9223372036854775808; a count is at most"),
         ({"id": [b"short"], "count": [1]}, "an id is 16 bytes"),
         ({"id": pa.array([ID, None], pa.binary()), "count": [1, 1]}, "an id is 16 bytes"),
         ({"id": [ID, ID], "count": [1, None]}, "the count None"),
@@ -194,6 +195,13 @@ def test_bad_line_or_row_is_named(tmp_path, bad, said, monkeypatch):
     with pytest.raises(ConfigError) as again:
         list(read_counts(path))
     assert str(again.value) == str(caught.value)
+
+
+def test_sums_beyond_64_bits_are_refused(tmp_path):
+    (tmp_path / "0.rdq").touch()
+    path = counts_file(tmp_path / "d.csv", [(ID, -MAX_COUNT)] * (2**62 // MAX_COUNT + 1))
+    with pytest.raises(ConfigError, match=f"{path}: up to here the counts add up to .*; sums have 64 bits"):
+        run([tmp_path], [path])
 
 
 def test_damaged_page_is_error_of_its_file(tmp_path):

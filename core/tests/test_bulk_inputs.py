@@ -81,6 +81,7 @@ TREE = (
     "b/deeper/1.rdq",
     "empty/x.txt",
     ".b.msgstore/0a1b/0.rdq",
+    ".b.msgstore-0a1b/0.rdq",  # of an earlier version
     "c.rdq/d/0.rdq",
     "[a]/2.rdq",
     "[a]/1.rdq",

@@ -121,6 +121,14 @@ def test_salvage_of_corrupt_case_keeps_what_recovery_keeps(case, tmp_path):
     assert bool(report.damage) == (is_damaged or bool(has_rest))
 
 
+def test_segment_cut_to_nothing_is_damage(clean, tmp_path):
+    """A power loss may leave a file of no bytes. Whether it had messages, nobody knows."""
+    path = clean / "1.sqs"
+    path.write_bytes(b"")
+    report = salvage(clean, tmp_path / "out")
+    assert [(spot.path, spot.offset, spot.size, spot.reason) for spot in report.damage] == [(str(path), 0, 0, "torn")]
+
+
 def test_highest_file_wins_and_bad_copy_gives_way(source, tmp_path):
     form = FormatSet(catalogue(), {"checksum": 4}, record="checksum", write_format="v2").by_name("v2").format
     plain = FormatSet(catalogue()).by_name("v1").format

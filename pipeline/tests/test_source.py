@@ -251,6 +251,17 @@ def read_on(stream: SegmentStreamReader, offset: Any, limit: Any) -> tuple[list[
     return batches, offset
 
 
+def test_segment_without_new_records_is_read_once(store, tmp_path, monkeypatch):
+    write(store, *range(10))
+    stream = reader(tmp_path / "store")
+    offset = stream.latestOffset({}, ReadAllAvailable())
+    for path in (tmp_path / "store").glob("*.sqs"):
+        os.utime(path, (1e9, 1e9))  # long ago: a later change would change the time
+    assert stream.latestOffset(offset, ReadAllAvailable()) == offset  # reads it once more, now that its time is settled
+    monkeypatch.setattr("msgstore.jobs.reading.segment_check.checksum", lambda *_: pytest.fail("a segment is read again"))
+    assert stream.latestOffset(offset, ReadAllAvailable()) == offset
+
+
 def test_new_records_are_read_once(store, tmp_path):
     """A torn record is read when it is complete."""
     stream, offset = reader(tmp_path / "store"), {}

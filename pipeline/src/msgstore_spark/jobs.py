@@ -21,7 +21,7 @@ from msgstore.contract import Columns, ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.jobs import classes
 from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
-from msgstore.jobs.counts import find_shares, read_share
+from msgstore.jobs.counts import check_weights, find_shares, read_share, weight_of
 from msgstore.jobs.diff import DIGEST, DiffJob, DiffReport, Side, digest
 from msgstore.jobs.inputs import Found, SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, report_of
@@ -41,7 +41,7 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
     Raises ConfigError if an id has more references than a store can count. An invalid line or row fails the task.
     """
     read = map_tasks(spark, _read_counts, find_shares([path]), pa.schema({"id": pa.binary(), "count": pa.int64()}))
-    sums = read.groupBy("id").agg(sf.sum("count").alias("count"))
+    sums = read.groupBy("id").agg(sf.sum(sf.col("count").cast("decimal(38,0)")).alias("count"))
     many = sums.where(f"count > {MAX_REFERENCES}").head()
     if many is not None:
         raise ConfigError(
@@ -146,7 +146,9 @@ def reconcile(spark: SparkSession, job: ReconcileJob) -> ReconcileReport:
         finish_partition = partial(_finish, staging=staging.path if staging else None, in_memory=_MAX_ROWS_IN_MEMORY)
         parts = [pickle.loads(row.part) for row in by_id.mapInArrow(finish_partition, "part binary").collect()]
         results = dict(pair for _, _, pairs in parts for pair in pairs)
-        total = sum(results["share", number] for number in range(len(job.shares)))
+        counted = [results["share", number] for number in range(len(job.shares))]
+        check_weights((share, weight) for share, (_, weight) in zip(job.shares, counted, strict=True))
+        total = sum(rows for rows, _ in counted)
         report = reconcile_report_of(job, ((item, results["segment", item.rank]) for item in job.found.inputs), total)
         for part, _, _ in parts:
             report.add(part)
@@ -163,14 +165,15 @@ def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
 
 
 def _changes(number: int, share: Share, in_memory: int) -> Iterator[pa.RecordBatch]:
-    rows = 0
+    rows, weight = 0, 0.0
     with IdAggregator(_CHANGES, in_memory, _local_directory()) as sums:
         for batch in read_share(share):
             sums.add(batch)
             rows += batch.num_rows
+            weight += weight_of(batch)
         for changes in sums.totals():
             yield from _rows(changes, "count", is_record=False)
-    yield _result_row(("share", number), rows)
+    yield _result_row(("share", number), (rows, weight))
 
 
 def _rows(found: pa.Table | pa.RecordBatch, number: str, *, is_record: bool) -> Iterator[pa.RecordBatch]:

@@ -205,6 +205,8 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
+        self._seen: dict[str, tuple[int, int]] = {}
+        """Files without new records, as of ``poll``."""
         self._target: Offset | None = None
         """End of a query with ``Trigger.AvailableNow``: the records that existed when it started. None for other queries."""
 
@@ -230,7 +232,8 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
         remaining = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         changed: Offset = {}
-        for found, position in poll(inputs, {path: TailPosition(**known) for path, known in start.items()}):
+        known = {path: TailPosition(**position) for path, position in start.items()}
+        for found, position in poll(inputs, known, self._seen):
             if self._target is not None:
                 position = _limit_to(position, TailPosition(**self._target[found.path]))
             size = position.end - position.begin

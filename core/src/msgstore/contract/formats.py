@@ -73,7 +73,7 @@ class SegmentFormatDescriptor(Descriptor):
     """``factory(FormatContext) -> SegmentFormat``. All capabilities that begin with "Segment format", and FRAMED."""
 
     extension: str
-    """Extension of its segment files: a dot, letters, digits and ``_``. ``.json`` and others that a store uses itself are refused."""
+    """Extension of its segment files: a dot, letters, digits and ``_``. ``.json`` and others of a store are refused."""
     generation: int = attrs.field(validator=instance_of(int))
     """Order of formats: a store refuses to write segments of a lower generation next to those of a higher one."""
     leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=instance_of(tuple))

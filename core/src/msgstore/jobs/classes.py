@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 
 from msgstore.contract import Damage
 from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
-from msgstore.jobs.counts import read_share
+from msgstore.jobs.counts import check_weights, read_share, weight_of
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, dataset, folder
 from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
+from msgstore.jobs.reading.shares import Share
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
 from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
 
@@ -90,11 +91,14 @@ def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: Met
                 yield item, good.damage
 
         changes = 0
+        weights: list[tuple[Share, float]] = []
         for share in job.shares:
             for batch in read_share(share):
                 sums.add(rows_of(batch["id"], count=batch["count"]))
                 changes += batch.num_rows
+                weights.append((share, weight_of(batch)))
             meter.add(share.size)
+        check_weights(weights)
         report = report_of(job, records(), changes)
         written = finish(sums, report, staging.path if staging else None, 0)
         if staging:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_COUNT = MAX_REFERENCES
 """Largest count, positive or negative, of a line or a row."""
+MAX_WEIGHT = 2.0**62
+"""Sum of all counts without their signs from which on sums by id, of 64 bits, might overflow."""
 _HEX_DIGITS = 32
 _LINE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:id|[0-9a-fA-F]{32})\s*,")
 """Begin of a file of lines."""
@@ -62,6 +64,23 @@ def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
     for share in find_shares([path]):
         for batch in read_share(share):
             yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+
+def weight_of(batch: pa.RecordBatch) -> float:
+    """Return the sum of the counts of a batch without their signs, for ``check_weights``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return float(pc.sum(pc.abs(pc.cast(batch.column(1), pa.float64(), safe=False))).as_py() or 0)
+
+
+def check_weights(weights: Iterable[tuple[Share, float]]) -> None:
+    """Check the weights of all shares of a job. Raises ConfigError if a sum by id might not be exact."""
+    total = 0.0
+    for share, weight in weights:
+        total += weight
+        if total > MAX_WEIGHT:
+            raise ConfigError(f"{share.path}: up to here the counts add up to {total:.0f}, without signs; sums have 64 bits")
 
 
 def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
@@ -145,7 +164,7 @@ def _parse_fast(block: bytes) -> pa.RecordBatch | None:
         )
         (batch,) = table.combine_chunks().to_batches()
         digits, counts = batch.columns
-        if counts.null_count or digits.offset or pc.any(pc.greater(pc.abs(counts), MAX_COUNT)).as_py():
+        if counts.null_count or digits.offset or max(map(abs, pc.min_max(counts).as_py().values())) > MAX_COUNT:
             return None
         if set(pc.min_max(pc.binary_length(digits)).as_py().values()) != {_HEX_DIGITS}:
             return None

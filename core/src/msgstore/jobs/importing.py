@@ -7,6 +7,7 @@ in the driver what the new store's index needs.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -190,7 +191,7 @@ def _message(line: bytes, job: ImportJob | None) -> tuple[dict[str, Any], bytes,
     if job and job.counted != ("references" in members):
         has, first = ("has no", "has") if job.counted else ("has", "has not")
         raise ValueError(f"it {has} 'references', and the first line of all {first}")
+    if re.fullmatch("[0-9A-Fa-f]{32}", str(members.get("id"))) is None:
+        raise ValueError(f"its id is {members.get('id')!r}")
     msg_id = bytes.fromhex(members["id"])
-    if len(msg_id) != 16:
-        raise ValueError(f"the id has {len(msg_id)} bytes")
     return members, msg_id, b64decode(members["body"], validate=True) if "body" in members else str.encode(members["text"])

@@ -24,7 +24,7 @@ from msgstore.scan import FormatSet, OpenFormat
 
 log = logging.getLogger("msgstore.bulk")
 
-_UNFINISHED = re.compile(r"\..+\.msgstore")
+_UNFINISHED = re.compile(r"\..+\.msgstore(-[0-9a-f]+)?")
 """Names of staging directories. They hold copies of messages, and may be left by a killed job."""
 _NAMED = 10
 """Number of directories that a message names."""

@@ -50,11 +50,14 @@ class StagingDirectory:
         forking.watch(self)
 
     @classmethod
-    def claim(cls, destination: Path, sources: Iterable[str | Path] = (), files: Files | None = None) -> Self:
+    def claim(
+        cls, destination: Path, sources: Iterable[str | Path] = (), files: Files | None = None, *, publishes: bool = True
+    ) -> Self:
         """Check the destination, delete what killed jobs for it left, and begin a job.
 
-        ``sources`` are paths that the job reads. Raises StoreIOError; StoreError if the destination exists, or is inside a
-        source; StoreLocked if another job creates it.
+        ``sources`` are paths that the job reads. Without ``publishes`` nothing gets the name ``destination``, which may exist.
+
+        Raises StoreIOError; StoreError if the destination exists, or is inside a source; StoreLocked if another job creates it.
         """
         files = files or Files()
         place = destination.parent / f".{destination.name}.msgstore"
@@ -82,7 +85,8 @@ class StagingDirectory:
                 for left in place.iterdir():
                     if re.fullmatch("[0-9a-f]{16}", left.name):
                         _delete(files, left)
-                _check_free(destination)
+                if publishes:
+                    _check_free(destination)
                 files.create_directory(Path(staging.path))
                 files.create_directory(Path(staging.path, PARTS))
             except BaseException:

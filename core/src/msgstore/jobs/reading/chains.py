@@ -81,7 +81,7 @@ def _read(form: SegmentFormat, data: Buffer, scan: SegmentScan, judge: Judge | N
                 cut = chain.pop().offset
         for span in chain:
             spans += _settled(form, data, span, judge, depth)
-        if cut < begin:
+        if cut < begin or (end.state != "clean" and not spans):  # a file that was cut to nothing is a span of no bytes
             spans.append(Span(cut, begin - cut, reason=reason))
     return spans, end.state == "clean"
 

@@ -191,26 +191,29 @@ class TailPosition(SegmentRange):
     mtime_ns: int
 
 
-def poll(inputs: Iterable[SegmentInput], known: Mapping[str, TailPosition]) -> Iterator[tuple[SegmentInput, TailPosition]]:
+def poll(
+    inputs: Iterable[SegmentInput], known: Mapping[str, TailPosition], seen: dict[str, tuple[int, int]]
+) -> Iterator[tuple[SegmentInput, TailPosition]]:
     """Yield each segment with records after its position in ``known``, and the new position. Oldest of a store first.
 
     A position is an offset in one version of a file, which the checksum of all bytes before it identifies. If these bytes have
     changed, records may have moved, and the file is read again from its start. So each live record is read at least once, and
     again if a collector moves it. A record that is removed before it was read is not read. Bytes after the last whole record
-    are left for the next poll, because a write may be in progress. A file that has not changed is not read.
+    are left for the next poll, because a write may be in progress. A file that has not changed is not read: ``seen``
+    remembers size and time of those in which there was nothing new, from one poll to the next.
     """
     for found in reversed(list(inputs)):  # by rank: the highest number is the first
         with suppress(OSError):  # deleted since it was listed: its live records are elsewhere
-            if position := _next_position(found, known.get(found.path)):
+            if position := _next_position(found, known.get(found.path), seen):
                 yield found, position
 
 
-def _next_position(found: SegmentInput, before: TailPosition | None) -> TailPosition | None:
+def _next_position(found: SegmentInput, before: TailPosition | None, seen: dict[str, tuple[int, int]]) -> TailPosition | None:
     status = Path(found.path).stat()
     stamp = status.st_size, status.st_mtime_ns
     if time.time_ns() - status.st_mtime_ns < _SETTLED:
         stamp = status.st_size, UNSETTLED
-    elif before is not None and stamp == (before.size, before.mtime_ns):
+    elif stamp == seen.get(found.path) or (before is not None and stamp == (before.size, before.mtime_ns)):
         return None
     with Files().view(Path(found.path)) as data:
         begin = before.end if before is not None and before.is_of(data) else 0
@@ -218,4 +221,7 @@ def _next_position(found: SegmentInput, before: TailPosition | None) -> TailPosi
             end = open_input(found).format.scan(data, start=begin).end.offset
         except Exception:  # the reader of the records fails too, and reports it
             end = len(data)
-        return TailPosition(begin, end, checksum(data, end), *stamp) if end > begin else None
+        if end > begin:
+            return TailPosition(begin, end, checksum(data, end), *stamp)
+    seen[found.path] = stamp
+    return None
