@@ -204,6 +204,18 @@ def test_exit_without_close_warns_of_unconfirmed_writes(tmp_path):
     assert f"ResourceWarning: {text}" in done.stderr
 
 
+def test_interrupt_after_segment_is_created_leaves_no_file(opened, files):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    store = opened(files, sync_interval="1h")
+    play(store, "+A")
+    files.after("create", interrupt, ".")
+    with pytest.raises(KeyboardInterrupt):
+        store.flush()
+    assert not [path.name for path in store.path.iterdir() if path.stem.isdigit()]
+
+
 def test_collected_store_warns_of_unconfirmed_writes(tmp_path, caplog):
     """One without threads, which would keep it alive, and confirm its writes."""
     files = FullDisk()

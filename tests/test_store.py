@@ -237,6 +237,30 @@ def test_full_disk_loses_nothing_and_writing_resumes(opened):
         assert len(hashes(store)) == 2
 
 
+def test_client_close_while_store_is_closed_raises(opened):
+    """It cannot say that its messages are confirmed: the last write of the store may fail yet."""
+    store, raised = opened(sync_interval="1h"), []
+    other = store.client()
+
+    def close_other():
+        with pytest.raises(msgstore.StoreClosed, match="is being closed"):
+            other.close()
+        raised.append(1)
+
+    def confirmed(ids):
+        if ids == [A]:
+            client.write(B, b"late")
+            other.write(C, b"late")
+        else:  # in the last write of the close
+            in_threads(close_other)
+
+    client = store.client(on_confirm=confirmed)
+    client.write(A, b"1")
+    store.close()
+    assert raised
+    other.close()
+
+
 def test_flusher_after_failed_close_confirms(opened, files):
     """It comes while the store is being closed, and is refused; then the disk is full, and the store stays open."""
     confirmed, refused = [], []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,18 @@ def test_removed_lock_file_lets_no_second_writer_in(writing, index, monkeypatch)
     assert confirmed == [A, B]
     with open_with(store.path, index=index) as again:
         assert again.stats().messages == 2
+
+
+def test_file_is_locked_where_locks_of_directories_are_local(writing, index, monkeypatch):
+    """As on NFS: there only locks of files reach the server."""
+    flock = lock.fcntl.flock
+    monkeypatch.setattr(lock.fcntl, "flock", lambda fd, kind: None if stat.S_ISDIR(os.fstat(fd).st_mode) else flock(fd, kind))
+    monkeypatch.setattr(lock, "_ATTEMPTS", 2)
+    store, _, _ = writing
+    with pytest.raises(msgstore.StoreLocked):
+        check_no_writer(store.path)
+    with pytest.raises(msgstore.StoreLocked):
+        open_with(store.path, index=index)
 
 
 def test_moved_directory_is_noticed_and_nothing_confirmed(writing, index, tmp_path):

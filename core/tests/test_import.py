@@ -73,6 +73,7 @@ def test_entry_points_are_read_once_until_change(tmp_path, monkeypatch, by):
     else:
         info = tmp_path / "late-1.0.dist-info"
         info.mkdir()
+        assert "late" not in found()  # and now its files come, which do not change the directory above
         for name, text in TEXTS.items():
             (info / name).write_text(text)
     assert "late" in found()

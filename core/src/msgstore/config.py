@@ -100,7 +100,7 @@ class StoreConfig:
     before it returns."""
     max_unconfirmed: Size = Size(64 * 2**20)
     """Limit of written, unconfirmed bytes, for every durability. Each message counts as its body plus 1 KiB. A writer that
-    reaches the limit flushes before it continues."""
+    reaches the limit flushes before it continues. More than 128 clients may exceed it by 256 KiB each."""
     shared_cache: Size = Size(16 * 2**20)
     """Bytes of cached bodies of messages with several references, so that all readers get one object. 0: no cache."""
     where: str = attrs.field(default="", eq=False)

@@ -1,7 +1,8 @@
 """Writer lock of a store directory: one writing process. It is an operating-system lock, so it ends with its process.
 
-The lock is on the directory, which nobody can remove alone. The file ``msgstore.lock`` names the process. It may be a link, a
-pipe, or hold any content. Some network file systems lock files only: there it is the file that is locked.
+The lock is on the directory, which nobody can remove alone, and on the file ``msgstore.lock``: some network file systems pass
+locks of files to their server, and lock directories on one machine only, or not at all. The file names the process. It may be
+a link, a pipe, or hold any content.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class WriterLock:
             for left in reversed(range(_ATTEMPTS)):
                 try:
                     self._directory.lock(fcntl.LOCK_EX)
+                    fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except OSError as error:
                     if not left:
@@ -83,7 +85,7 @@ class WriterLock:
         The lock lasts until the last copy of the descriptor is closed. This object no longer has a lock to release.
         """
         self._write_text(f"{pid}")
-        fd = os.dup(self._directory.locked_fd)
+        fd = os.dup(self._file.fileno())
         self.disown()
         return fd
 
@@ -101,44 +103,35 @@ class _Directory:
     """Open directory. Closed on garbage collection."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: FileIO | None = None
         self.fd = -1
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
-    @property
-    def locked_fd(self) -> int:
-        """Descriptor that has the lock."""
-        return self.fd if self._file is None else self._file.fileno()
-
     def lock(self, kind: int) -> None:
-        """Lock the directory, or the lock file if it cannot be locked. Raises BlockingIOError if another process has the
-        lock."""
+        """Lock the directory, if the file system can. Raises BlockingIOError if another process has the lock."""
         try:
             fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
         except OSError:
-            self._file = FileIO(open_lock(self._path, os.O_RDONLY if kind == fcntl.LOCK_SH else os.O_RDWR), "r")
-            fcntl.flock(self._file.fileno(), kind | fcntl.LOCK_NB)
+            pass
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
-        if self._file is not None:
-            self._file.close()
 
     __del__ = close
 
 
 def check_no_writer(directory: Path) -> None:
     """Raise StoreLocked while a writer has the directory open. Writes nothing, creates nothing."""
-    with suppress(FileNotFoundError, PermissionError), closing(_Directory(directory)) as opened:
-        try:
+    try:
+        with suppress(FileNotFoundError, PermissionError), closing(_Directory(directory)) as opened:
             opened.lock(fcntl.LOCK_SH)
-        except BlockingIOError as error:
-            raise locked(directory) from error
+        with suppress(FileNotFoundError, PermissionError), FileIO(open_lock(directory, os.O_RDONLY)) as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise locked(directory) from error
 
 
 def locked(directory: Path) -> StoreLocked:

@@ -226,7 +226,7 @@ class LiveStore(Store):
         return self._tracker.consistently(lambda view: self._rows(view) if view.live else super(LiveStore, self).segments())
 
     def _rows(self, view: ReadView) -> list[SegmentStats]:
-        with io_errors(self.path):
+        with self._accounting.state_lock, io_errors(self.path):
             state = self._index.load() or {}
         try:
             found = rows(state)
@@ -264,7 +264,7 @@ class LiveStore(Store):
                 f"{directory}: the store is kept with the index {found} now, not with {config.index.name!r} as "
                 f"configured here. Open it as its writer does."
             )
-        with of_index(config.index.name, config, self._catalogue, "load its entries in"):
+        with self._accounting.state_lock, of_index(config.index.name, config, self._catalogue, "load its entries in"):
             state = self._index.load() or {}
         if state.get(LAYOUT_KEY) != LAYOUT:
             if has_writer:

@@ -233,7 +233,7 @@ class Store:
         """Flush and save everything. Return False if nothing has changed. Caller holds the GC lock and the flush lock."""
         try:
             self._flusher.flush_locked()
-            self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is being closed"))
+            self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is being closed"), is_closing=True)
             self._flusher.deliver_confirms(self._flusher.write_out(last=True))
             self._collector.erase()
             return save_clean(self._accounting, self._opened.client_refs)

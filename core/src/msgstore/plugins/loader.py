@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
@@ -36,6 +37,8 @@ RESERVED_EXTENSIONS = (
     ".csv", ".jsonl", ".ndjson", ".parquet",
 )  # fmt: skip
 """Extensions of other files in and next to store directories, in lower case. Some file systems ignore case."""
+INSTALLATION_SECONDS = 5
+"""Time for which an installation may go on after it has made a directory."""
 SCAN_COLUMNS = frozenset({"store", "file", "format", "offset", "size", "type", "id", "body", "references"})
 """Columns of every scan: no field has one of these names."""
 
@@ -131,14 +134,16 @@ def find_entry_points() -> list[tuple[Provider, metadata.EntryPoint]]:
     """Return the entry points of the group, ordered by distribution and name, each distribution once. Thread-safe.
 
     Reading the metadata of all installed distributions takes about 10 ms, so the result is kept until ``sys.meta_path``, or an
-    entry of ``sys.path`` or its modification time, changes: an installation adds a directory there.
+    entry of ``sys.path`` or its modification time, changes: an installation adds a directory there. It may go on for some
+    seconds after that.
     """
     return list(_read_entry_points((*map(_modified, sys.path), *map(id, sys.meta_path))))
 
 
 def _modified(path: str) -> object:
     try:
-        return path, os.stat(path or ".").st_mtime_ns  # noqa: PTH116 - a third of the time of Path.stat
+        modified, now = os.stat(path or ".").st_mtime_ns, time.time_ns()  # noqa: PTH116 - a third of the time of Path.stat
+        return path, modified if modified < now - INSTALLATION_SECONDS * 1_000_000_000 else now
     except (OSError, TypeError, ValueError):  # programs put anything into sys.path
         return path
 

@@ -87,6 +87,14 @@ class Reader:
     def _drop_file(self, number: int) -> None:
         """Open the segment file again at the next read."""
 
+    def _pause(self) -> None:
+        """Wait before the next retry, without the state lock, so that other reads go on. Inside ``consistently``."""
+        self._state_lock.release()
+        try:
+            time.sleep(_RETRY_SECONDS)
+        finally:
+            self._state_lock.acquire()
+
     def _check_unchanged(self) -> None:
         """Raise StoreError if damage may be the work of a writer that came since the store was opened."""
         if self._lock_text is not None and read_lock(self._directory) != self._lock_text:
@@ -306,11 +314,11 @@ class Reader:
                     raise self._corrupt(msg_id, path, offset, problem)
                 if isinstance(problem, FileNotFoundError) and not self.is_final:
                     raise damaged_index(self._directory, f"it points to segment {number}, which does not exist")
-                raise io_error(path, offset, problem)
+                raise io_error(Path(problem.filename or path), None if problem.filename else offset, problem)
             retries += 1
             self._drop_file(number)
             if retries > 1:
-                time.sleep(_RETRY_SECONDS)
+                self._pause()
         raise StoreError(f"{self._directory}: {msg_id.hex()} was moved {_MAX_MOVES} times while it was read; try again")
 
     def _corrupt(self, msg_id: bytes, path: Path, offset: int, error: RecordError) -> CorruptRecord:

@@ -95,17 +95,21 @@ class Segments:
         self.check_directory()  # or the file would belong to another store
         self.seal_current()
         segment = Segment(self._next_number, self.directory / f"{self._next_number}{form.descriptor.extension}", form, 0)
+        fd: int | None = None
         with self.errors(segment):
-            fd = self.files.create(segment.path)
             try:
+                fd = self.files.create(segment.path)
                 identity = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
                 if self.sync == "each append":
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
-            except BaseException:  # an interrupt, too: the number is used again
+            except BaseException as error:  # an interrupt, too: the number is used again
+                if fd is None and isinstance(error, OSError):
+                    raise  # nothing was created
                 with contextlib.suppress(OSError):
-                    self.files.close(fd)
+                    if fd is not None:
+                        self.files.close(fd)
                 try:
                     self.files.unlink(segment.path)
                 except OSError:

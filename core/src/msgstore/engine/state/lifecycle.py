@@ -57,15 +57,17 @@ class Lifecycle:
         """Raised by every change; a StoreClosed by every read, too. None while changes are accepted."""
         self.interrupted: StoreClosed | None = None
         """Set once an exception from outside has ended the store."""
+        self.is_closing = False
+        """True while ``close`` writes what is left, which may fail."""
         self.on_refusal: Callable[[], None] = lambda: None
         """Set by the writer: called after each change of ``refusal``."""
         self.release: Callable[[], None] = lambda: None
         """Set by the store: closes files and index, unlocks the directory, stops threads. Takes the GC and the flush lock."""
         self.callbacks = Callbacks()
 
-    def refuse(self, error: MsgStoreError | None) -> None:
+    def refuse(self, error: MsgStoreError | None, *, is_closing: bool = False) -> None:
         """Let every later change raise ``error``; accept changes again if it is None."""
-        self.refusal = error
+        self.refusal, self.is_closing = error, is_closing
         self.on_refusal()
 
     def check_open(self) -> None:

@@ -90,8 +90,9 @@ class Writer:
         self._bound = max(limit - self._charge_step * len(self.flusher.clients), limit // 2)
 
     def close_client(self, client: Client) -> None:
-        """Flush, if the store accepts changes, and unregister a client."""
-        if self._lifecycle.refusal is None:
+        """Flush, unless the store is closed or read-only, and unregister a client. Raises as ``flush``: StoreClosed while the
+        store is being closed, too."""
+        if self._lifecycle.refusal is None or self._lifecycle.is_closing:
             self.flusher.flush()
         with self._accounting.state_lock:
             self.unregister_client(client)
