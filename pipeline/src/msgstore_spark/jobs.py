@@ -47,7 +47,7 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
         raise ConfigError(
             f"{path}: refcounts: {bytes(many.id).hex()} has {many['count']} references; at most {MAX_REFERENCES} are counted"
         )
-    return sums.where("count > 0")
+    return sums.where("count > 0").withColumn("count", sf.col("count").cast("long"))
 
 
 def _read_counts(_: int, share: Share) -> Iterator[pa.RecordBatch]:
