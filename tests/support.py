@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from itertools import compress, pairwise
@@ -28,7 +29,7 @@ from click.testing import CliRunner, Result
 import msgstore
 from msgstore.builtin.plugin import LocalOptions
 from msgstore.cli.main import main
-from msgstore.contract import Combine
+from msgstore.contract import Combine, RecordError, StoredBody
 from msgstore.files import Files
 from msgstore.testing import stores
 from msgstore.testing.faults import RecordingFiles, StoppingFiles, UnsyncedFiles, listing
@@ -403,3 +404,24 @@ def _stacks() -> str:
 def hashes(store: msgstore.Store) -> dict[bytes, str]:
     """Id to SHA-256 of the stored body, of every message on disk."""
     return {entry.msg_id: hashlib.sha256(store.stored_body(entry)).hexdigest() for entry in store.entries()}
+
+
+class Deflate:
+    """A sound body codec, which detects damage."""
+
+    def __init__(self, options):
+        pass
+
+    def encode(self, msg_id, body):
+        return body if isinstance(body, StoredBody) else zlib.compress(body)
+
+    def decode(self, msg_id, stored):
+        try:
+            return zlib.decompress(stored)
+        except zlib.error as error:
+            raise RecordError("not_deflated", str(error)) from None
+
+    def is_valid(self, msg_id, stored):
+        with contextlib.suppress(RecordError):
+            return self.decode(msg_id, stored) is not None
+        return False

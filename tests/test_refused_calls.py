@@ -10,26 +10,9 @@ import msgstore
 from msgstore.contract import BodyCodecDescriptor, BodyRefused, MessageTooLarge, RecordError, StoredBody
 from msgstore.testing import Subject
 from msgstore.testing.stores import StoreFactory
-from support import A, B, C, FullDisk, failing, open_with
+from support import A, B, C, Deflate, FullDisk, failing, open_with
 
 IDS = [bytes([n]) * 16 for n in range(40)]
-
-
-class Deflate:
-    def __init__(self, options):
-        pass
-
-    def encode(self, msg_id, body):
-        return body if isinstance(body, StoredBody) else zlib.compress(body)
-
-    def decode(self, msg_id, stored):
-        try:
-            return zlib.decompress(stored)
-        except zlib.error as error:
-            raise RecordError("not_compressed", str(error)) from None
-
-    def is_valid(self, msg_id, stored):
-        return True
 
 
 class Faulty(Deflate):

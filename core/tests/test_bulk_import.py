@@ -125,6 +125,7 @@ def line_of(**members):
         ("[" * 100_000, "recursion"),
         ('"\xff"', "can't decode|it is a str"),
         ('{"body": ""}', "its id is None"),
+        (line_of(body="")[:-1] + ', "body": ""}', "it has one of id, body, text, references twice"),
         (line_of(id="0f", body=""), "its id is '0f'"),
         (line_of(id=" ".join(["0f"] * 16), body=""), "its id is '0f 0f"),
         (line_of(id=7, body=""), "its id is 7"),

@@ -63,7 +63,7 @@ def make_store(path, count, size, **keys):
 @pytest.mark.parametrize("stop", ["clean", "dirty"])
 @pytest.mark.parametrize("index", ["ets", "lmdb"])
 def test_reading_verbs_write_nothing(copy, tmp_path, index, stop):
-    """Of a broker's directory: tests/test_adoption.py."""
+    """tests/test_adoption.py has the directories of brokers."""
     store = msgstore.open_store(copy, index=index, adopt=True)
     with store.client() as client:
         client.write(bytes.fromhex(ID), b"body")

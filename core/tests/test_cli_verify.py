@@ -176,7 +176,7 @@ def test_verify_of_entry_without_reference_fails(tmp_path):
 
 @pytest.mark.parametrize(("count", "size", "lost"), [(1, 0, 0), (0, 5, 0), (-1, -25, 0), (0, 0, 1)])
 def test_verify_of_wrong_counts_names_them(ten, count, size, lost):
-    """Of a segment's row that is wrong, or of a message that the index has lost."""
+    """The segment's row is wrong, or the index has lost a message."""
     (segment,) = ten._segments
     segment.live_count += count
     segment.live_bytes += size

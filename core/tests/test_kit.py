@@ -188,7 +188,7 @@ def test_look_between_two_lines_sees_half_of_change():
 
 
 def observed_by(call):
-    """An observer that is told of everything."""
+    """An observer of every event."""
     mine = Provider("mine", "1", "mine", "mine")
     told = tuple(Observer(hook, call, mine) for hook in EVENT_HOOKS)
     return Subject(kind="observer", name="mine", catalogue=load_catalogue(), observers=told, provider=mine)

@@ -24,7 +24,7 @@ from msgstore.contract import (
     NoOptions,
     SegmentStats,
 )
-from msgstore.engine.compact import judge
+from msgstore.engine.compact.policy_actions import judge
 from msgstore.testing import Subject
 from msgstore.testing.stores import StoreFactory
 

@@ -68,7 +68,7 @@ RELATIONS = {
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_rows_are_those_of_core(spark, load, tmp_path, relation):
-    """Of all directories of real brokers, corrupt cases included, and of one whose settings are damaged."""
+    """The directories are all those of real brokers, corrupt cases included, and one whose settings are damaged."""
     register(spark)  # explicitly, although it is not necessary
     store = written(tmp_path / "store", 10, record="checksum")
     (store / "msgstore.json").write_text("{")
@@ -86,7 +86,7 @@ def test_rows_are_those_of_core(spark, load, tmp_path, relation):
 
 
 def test_fields_of_third_party_are_columns(load, tmp_path):
-    """Of a codec too. A schema selects columns, or is refused."""
+    """Fields of a codec are columns, too. A schema selects columns, or is refused."""
     store = written(tmp_path / "a", **AUDIT)
     written(tmp_path / "b")
     df = load(tmp_path)

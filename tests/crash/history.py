@@ -20,7 +20,7 @@ import msgstore
 from crash.model import Model
 from msgstore.contract import Action, Capability, Drop
 from msgstore.directory import Settings, write_settings
-from msgstore.engine.compact import numbers_of
+from msgstore.engine.compact.policy_actions import numbers_of
 from msgstore.files import Files
 from msgstore.testing.faults import UnsyncedFiles
 from support import CELLS, DATA, Cell, RealDirectory, catalogue, collect, combinable, needs_foreign, open_with

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random  # noqa: F401 - the tables use it
 import struct  # noqa: F401
@@ -23,27 +22,7 @@ from msgstore_ets_index.index import EtsIndex
 from msgstore_lmdb_index import plugin as lmdb
 from msgstore_lmdb_index.index import LmdbIndex
 from mutants import add_mutants
-
-
-class Deflate:
-    """A sound codec that detects damage."""
-
-    def __init__(self, options):
-        pass
-
-    def encode(self, msg_id, body):
-        return body if isinstance(body, StoredBody) else zlib.compress(body)
-
-    def decode(self, msg_id, stored):
-        try:
-            return zlib.decompress(stored)
-        except zlib.error as error:
-            raise RecordError("not_deflated", str(error)) from None
-
-    def is_valid(self, msg_id, stored):
-        with contextlib.suppress(RecordError):
-            return self.decode(msg_id, stored) is not None
-        return False
+from support import Deflate
 
 
 def inflated_by(self, stored):

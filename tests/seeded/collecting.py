@@ -39,7 +39,7 @@ erased-store-compacts-in-place: With erase = true removed bodies stay readable i
 zeros-come-before-the-lost-name: After a power loss a segment of zeros has its name back.
   GarbageCollector.erase  tests/test_erasing.py::test_zeros_are_synced_before_unlink
   = self._segments.sync_directory() => pass
-@ msgstore.engine.compact
+@ msgstore.engine.compact.policy_actions
 quarantine-does-not-bind-policies: A policy may have a damaged segment rewritten.
   _refusal  core/tests/test_policies.py::test_impossible_action_is_refused
   = if found.quarantined: => if False:

@@ -110,7 +110,7 @@ class SegmentPartition(InputPartition):
         self.rows = rows
         """Rows that were already known when the job was planned."""
         self.stretches = stretches
-        """Of a micro-batch: the range that is read of each input."""
+        """Range that a micro-batch reads of each input."""
 
 
 class SegmentReader(DataSourceReader):

@@ -28,7 +28,7 @@ from msgstore_lmdb_index.unsynced import MARK
 PAGE = 4096
 MESSAGES = 600
 SHARED = 200
-"""Of the messages, those that have three references."""
+"""Messages with three references."""
 KEYS: dict[str, Any] = {"index": {"use": "lmdb", "map_size": "1MiB"}, "gc_interval": 0, "sync_interval": "1h"}
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little" or sys.maxsize < 2**32, reason="knows LMDB's usual layout only")
@@ -71,7 +71,7 @@ def with_pages(data: bytes, pages: Iterable[int], source: bytes) -> bytes:
 
 
 def damaged_files(files: list[bytes], *, many: int) -> Iterator[tuple[str, bytes]]:
-    """What a power loss may leave: pages of zeros; a file that was cut; some pages of the last commits, whose meta pages are
+    """A power loss may leave pages of zeros; a file that was cut; some pages of the last commits, whose meta pages are
     there, not written; one flipped bit, where LMDB has something to say."""
     last, pages = files[-1], used_pages(files[-1])
     for page in pages:
@@ -173,7 +173,7 @@ def expected_counts(lost: set[bytes]) -> dict[bytes, int]:
 
 
 def test_counts_that_can_be_read_are_kept(damaged: tuple[Path, set[bytes]], caplog: pytest.LogCaptureFixture) -> None:
-    """Who only reads changes nothing."""
+    """An opening for reading changes nothing."""
     directory, lost = damaged
     before = sorted(directory.rglob("*"))
     with msgstore.open_store(directory, mode="r", **KEYS) as store:

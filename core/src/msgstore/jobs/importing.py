@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json")
 LINE = 'a JSON object with "id" (32 hexadecimal digits), either "body" (base64) or "text", and perhaps "references"'
+_MEMBERS = ("id", "body", "text", "references")
 IGNORE_OTHERS = "ignore_others=, --ignore-others"
 """Arguments of programs and of the command line that ignore other columns and members."""
 _BATCH_BYTES, _BATCH_ROWS = 4 * 2**20, 2**16
-"""Of Parquet."""
+"""Limits of the rows of Parquet that are read at once."""
 
 
 @attrs.frozen
@@ -179,11 +180,18 @@ def _lines(share: Share, job: ImportJob | None = None) -> Iterator[list[tuple[di
             yield found
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs if name in _MEMBERS]
+    if len(set(names)) < len(names):
+        raise ValueError(f"it has one of {', '.join(_MEMBERS)} twice")
+    return dict(pairs)
+
+
 def _message(line: bytes, job: ImportJob | None) -> tuple[dict[str, Any], bytes, bytes]:
-    members = json.loads(line)
+    members = json.loads(line, object_pairs_hook=_unique)
     if not isinstance(members, dict):
         raise TypeError(f"it is a {type(members).__name__}")
-    others = [repr(name) for name in members if name not in ("id", "body", "text", "references")]
+    others = [repr(name) for name in members if name not in _MEMBERS]
     if others and job and not job.ignore_others:
         raise ValueError(f"it has {', '.join(others)}. Leave them out, or say that other members are ignored ({IGNORE_OTHERS})")
     if ("body" in members) == ("text" in members):

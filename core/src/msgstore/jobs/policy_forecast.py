@@ -12,7 +12,7 @@ from msgstore.config import structure
 from msgstore.contract import Action, Drop, GcPolicyDescriptor, MsgStoreError, PluginError, SegmentStats, StoreError
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
-from msgstore.engine.compact import judge, numbers_of
+from msgstore.engine.compact.policy_actions import judge, numbers_of
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
@@ -57,7 +57,7 @@ class PolicyInput:
     stats: list[SegmentStats]
     by_number: dict[int, Segment]
     generation: int
-    """Of the format that the store writes."""
+    """Generation of the format that the store writes."""
     size_limit: int
     """Bytes of a segment by default. A directory does not remember another value."""
     not_shown: int

@@ -95,5 +95,5 @@ def choose_runner(catalogue: Catalogue, name: str, size: int, keys: Collection[s
 def make_runner(catalogue: Catalogue, name: str, options: Mapping[str, Any]) -> JobRunner:
     """Return a runner. Raises ConfigError for unknown options, and PluginError if it is not available."""
     descriptor = catalogue.job_runner(name)
-    engine: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--runner {name}"))
-    return engine
+    runner: JobRunner = catalogue.make(descriptor, structure(descriptor.options, options, f"--runner {name}"))
+    return runner

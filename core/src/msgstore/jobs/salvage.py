@@ -157,7 +157,7 @@ class Selection:
 
     item: SegmentInput
     crc32: int
-    """Of the segment as it was examined."""
+    """CRC-32 of the segment as it was examined."""
     records: Columns
 
 

@@ -66,7 +66,7 @@ class IndexTests(KitTests):
         """A failure shows the shortest list of calls after which the index differs from a dictionary, or finds something else
         after a stop, a crash or a failed commit than was saved. Run this test alone to debug an index."""
         machine: Any = partial(IndexAgainstDictionary, subject)
-        run_state_machine_as_test(machine, settings=settings(tried(300), stateful_step_count=30))
+        run_state_machine_as_test(machine, settings=settings(tried(120), stateful_step_count=30))
 
     @pytest.mark.parametrize("what", OPERATIONS)
     def test_a_reader_between_any_two_lines(self, place: Place, what: str) -> None:

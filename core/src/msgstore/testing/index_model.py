@@ -31,7 +31,7 @@ IDS = [*(bytes([n]) * 15 + bytes([n % 3]) for n in range(1, 9)), bytes(16), b"\x
 """Few, so that operations often meet the same id."""
 _locations = st.builds(pack_location, st.integers(0, 2**64 - 1), st.integers(0, LIMIT - 1), st.integers(1, LIMIT - 1))
 batches = st.dictionaries(st.sampled_from(IDS), _locations, max_size=6)
-_counts = st.integers(1, 4) | st.sampled_from([2**31, 2**32, MAX_REFERENCES - 1, MAX_REFERENCES])
+_counts = st.sampled_from([1, 2, 2, 2, 3, 4, 2**31, 2**32, MAX_REFERENCES - 1, MAX_REFERENCES])
 _keys = st.sampled_from([b"a", b"key", b"\0" * 511])
 _values = st.binary(max_size=5) | st.sampled_from([0, 70_000]).map(bytes)
 changes = st.dictionaries(_keys, st.none() | _values, max_size=3)
@@ -123,7 +123,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         self.index.close(None)
         self.scratch.cleanup()
 
-    @rule(batch=batches, references=st.none() | st.lists(_counts, min_size=6, max_size=6))
+    @rule(batch=batches, references=st.lists(_counts, min_size=6, max_size=6) | st.none())
     def enter(self, batch: Mapping[bytes, int], references: list[int] | None = None) -> None:
         counts = (references or [1] * len(batch))[: len(batch)]
         self.index.enter(list(batch), iter(batch.values()), iter(counts) if references else None)
@@ -184,13 +184,17 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
     def agrees(self) -> None:
         agree(self.index, self.entries, IDS)
 
-    @rule()
-    def clear(self) -> None:
-        """Drop everything, on disk now or with the next commit."""
+    @rule(commits=st.booleans())
+    def clear(self, commits: bool) -> None:
+        """Drop everything, on disk now or with the next commit, which may follow at once: what was set aside is gone, too."""
         self.index.clear()
         self.entries, self.state, self.due = {}, {}, None
         if self.persistent:
             self.durable.append(NOTHING)
+        if commits:
+            self.index.commit()
+            self.durable = self.durable if self.persistent else [NOTHING]
+            self.check_durable()
 
     @rule(state=changes, wrong=st.none() | st.sampled_from([b"", bytes(512)]))
     def freeze(self, state: Mapping[bytes, bytes | None], wrong: bytes | None = None) -> None:

@@ -49,7 +49,7 @@ class ObserverTests(KitTests):
 
     def test_events_of_each_kind(self, subject: Subject) -> None:
         """A failure means that a hook raises for an event as stores send it, or takes its time. What it raises is logged and
-        counted, and nobody is told of what happened; events that wait for it are given up when there are too many."""
+        counted, and the event is lost for that observer; events that wait for it are given up when there are too many."""
         for event in life_of(Path("/data/orders")):
             before, begin = attrs.asdict(event, recurse=False), time.perf_counter()
             tell(subject, [event])

@@ -88,7 +88,7 @@ class RoundTripTests(KitTests):
         """A failure means that a method is not a pure function of its arguments: it keeps something between calls, changes
         what it was given, or a record depends on which flush has written it: records are moved and copied one by one. Or that
         it needs bytes, or keeps a view of the buffer: a segment is handed over as an ``mmap``, which cannot be closed, and its
-        file cannot be cut, while somebody holds one."""
+        file cannot be cut, while a view is held."""
         ids, bodies = [msg_id for msg_id, _ in messages], [body for _, body in messages]
         given_ids, given_bodies = list(ids), list(bodies)
         form.encode(given_ids, given_bodies)

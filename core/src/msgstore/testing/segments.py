@@ -114,26 +114,26 @@ def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: S
 
 
 def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int = 0) -> None:
-    """Whatever the bytes are: each byte from ``start`` to the end is told once, what is told can be read, ids are told once."""
+    """Check a scan of any bytes: each byte from ``start`` to the end is reported once, records can be read, ids come once."""
     end, total = scan.end, len(data)
     assert end.state in get_args(EndState), f"the end is {end}"
     assert end.offset <= max(total, start), f"the end is at {end.offset}, the file has {total} bytes"
     assert end.state != "clean" or end.offset == max(total, start), f"the end is clean at {end.offset} of {total} bytes"
     assert scan.header in (None, *get_args(HeaderState)), f"the header is {scan.header!r}"
-    told = [(spot.offset, spot.size, "damage") for spot in scan.damage]
-    told += [(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True)]
+    reported = [(spot.offset, spot.size, "damage") for spot in scan.damage]
+    reported += [(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True)]
     for columns, what in ((scan.records, "record"), (scan.duplicates, "duplicate")):
         lengths = {len(columns), len(columns.ids) / 16, len(columns.sizes), len(columns.types)}
         assert len(lengths) == 1, f"columns differ in length: {lengths}"
         assert list(columns.offsets) == sorted(columns.offsets), "columns are not in the order of the offsets"
-        told += [(offset, size, what) for _, offset, size in rows(columns)]
+        reported += [(offset, size, what) for _, offset, size in rows(columns)]
     at = max(start, len(form.header))
-    end_of_told = max(end.offset, at)  # a file that is shorter than its header ends there
-    for offset, size, what in sorted(told):
+    end_of_reported = max(end.offset, at)  # a file that is shorter than its header ends there
+    for offset, size, what in sorted(reported):
         assert size > 0, f"a {what} at {offset} has {size} bytes"
-        assert offset == at, f"a {what} begins at {offset}, and what is told before it ends at {at}"
+        assert offset == at, f"a {what} begins at {offset}, and what is reported before it ends at {at}"
         at += size
-    assert at == end_of_told, f"what is told ends at {at}, the scan at {end_of_told}"
+    assert at == end_of_reported, f"what is reported ends at {at}, the scan at {end_of_reported}"
     known = scan.records.id_list()
     assert len(set(known)) == len(known), "an id stands twice in records: later copies belong into duplicates"
     assert set(scan.duplicates.id_list()) <= set(known), "duplicates has an id that records does not have"

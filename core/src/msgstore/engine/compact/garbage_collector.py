@@ -23,7 +23,6 @@ from msgstore.config import StoreConfig
 from msgstore.contract import Action, Combine, Compact, Drop, Migrate, MsgStoreError, SegmentStats, StoreClosed, StoreIOError
 from msgstore.contract.events import CollectionFinishedEvent, MessagesDroppedEvent
 from msgstore.engine.backends import Backends
-from msgstore.engine.compact import judge, numbers_of
 from msgstore.engine.compact.copy_compaction import compact_by_copy
 from msgstore.engine.compact.gc_context import (
     RELOCATED_AT_ONCE,
@@ -34,6 +33,7 @@ from msgstore.engine.compact.gc_context import (
     pin,
 )
 from msgstore.engine.compact.in_place import compact_in_place
+from msgstore.engine.compact.policy_actions import judge, numbers_of
 from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle

@@ -37,8 +37,8 @@ _RETRY_SECONDS = 5.0
 class GroupCommit:
     """Runs one piece of work for all threads that ask for it. Thread-safe.
 
-    The first caller waits for ``lock`` and does the work; those that call before it begins wait for this one run. Were they
-    to wait for the lock itself, each would be held up once more, by a run that does not serve it.
+    The first caller waits for ``lock`` and does the work. Threads that call before the work begins wait for this run, not for
+    the lock: the lock would wake them one after the other, between later runs that they do not need.
     """
 
     def __init__(self, lock: threading.Lock) -> None:

@@ -31,8 +31,8 @@ MAX_VALUE = 2**31 - 1
 """Bytes that a value of a binary column can have."""
 BATCH_ROWS = 2**16
 BATCH_BYTES = 64 * 2**20
-"""Of the span of file that the bodies of a batch are taken from, and of what a codec makes of them, which may be a thousand
-times as much; a larger body is a batch of its own."""
+"""Limit of the span of file that the bodies of a batch are in, and of the values that a codec makes of them, which may be a
+thousand times as large. A larger body is a batch of its own."""
 
 
 def record_batches(

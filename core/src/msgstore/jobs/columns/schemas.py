@@ -21,14 +21,14 @@ KINDS = {
     "bytes": pa.binary(),
     "time": pa.timestamp("us", "UTC"),
 }
-"""Of what record types and codecs declare. All columns may be null."""
+"""Arrow types of the fields that record types and codecs declare. All columns may be null."""
 
 _PLACE = {"store": pa.string(), "file": pa.string(), "format": pa.string()}
 
 RECORD = pa.schema(
     {**_PLACE, "offset": pa.int64(), "size": pa.int64(), "type": pa.int16(), "id": pa.binary(), "body": pa.binary()}
 )
-"""What every record has; ``type`` is null in a format without types. ``body`` is as it is stored; null from 2 GiB on, more than
+"""Columns of every record. ``type`` is null in a format without types. ``body`` is as stored; null from 2 GiB on, more than
 a value of a column can have."""
 
 DAMAGE = pa.schema({**_PLACE, "offset": pa.int64(), "length": pa.int64(), "reason": pa.string()})
