@@ -111,7 +111,7 @@ def open_directory(
 def _switch_index(opened: OpenDirectory, catalogue: Catalogue) -> None:
     """Save an index that has taken over the entries of another one, as a clean shutdown does, and name it in the settings.
 
-    Until these name it, the other index is whole. From then on this one is: a failure that lasts loses no counts.
+    Until the settings name the new index, the old one is complete; from then on the new one is. So no failure loses counts.
     """
     accounting, name = opened.accounting, opened.config.index.name
     with of_index(name, opened.config, catalogue, "save the entries of another index in"):

@@ -189,7 +189,7 @@ class Writer:
     def _drain(self) -> None:
         """Drain, unless removals have left less in the buffer than was charged.
 
-        A count takes a millisecond, so the bytes are counted only if the number of messages promises that it pays.
+        A count takes a millisecond. So the bytes are counted only if the number of messages shows that many were removed.
         """
         buffer = self.buffer
         if buffer.mean_charge * len(buffer.pending) < _WORTH_A_COUNT:
