@@ -20,8 +20,8 @@ from msgstore import load_catalogue
 from msgstore.builtin.plugin import LocalOptions
 from msgstore.jobs.export import plan_export
 from msgstore.jobs.local import LocalRunner
-from msgstore.jobs.output.commit import Staging
-from msgstore.jobs.output.parts import PartWriter, Target
+from msgstore.jobs.output.commit import StoreStaging
+from msgstore.jobs.output.parts import PartWriter, StoreSpec
 
 HEAD = 26
 """Bytes of a record of v2 in addition to its body."""
@@ -34,7 +34,7 @@ UNKNOWN_IDS = 0.01
 def make_store(path: str, body: int, messages: int) -> int:
     """Create a store of messages with random ids and bodies, and return the bytes of its segments."""
     rng = random.Random(SEED + body)
-    with Staging.begin(Target(path)) as staging, PartWriter(staging.target, staging.path, 0) as writer:
+    with StoreStaging.begin(StoreSpec(path)) as staging, PartWriter(staging.target, staging.path, 0) as writer:
         for ids, bodies in _messages(rng, body, messages):
             writer.add(ids, bodies)
         staging.commit([writer.finish()])

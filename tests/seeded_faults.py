@@ -39,7 +39,7 @@ class NotApplicable(Exception):
 
 
 @attrs.frozen
-class Fault:
+class SeededFault:
     name: str
     module: str
     function: str
@@ -77,7 +77,7 @@ class Fault:
         return edited
 
 
-def parsed(text: str) -> list[Fault]:
+def parsed(text: str) -> list[SeededFault]:
     """Return the faults of a table. After ``@ module`` each entry has three parts: the name and the symptom; the function and
     the test that catches the fault; the edit. An edit of one line is ``= old text => new text``, a longer one has lines of the
     function's text after ``-``, and those that replace them after ``+``."""
@@ -90,7 +90,7 @@ def parsed(text: str) -> list[Fault]:
             old, new = entry.pop("old"), entry.pop("new")
             edit = {part: "\n".join(line[4:] for line in (entry.pop(part) or "").splitlines()) for part in _EDIT}
             entry |= {"fragment": old, "replacement": new} if old else edit
-            faults.append(Fault(module=module, **entry | {"symptom": re.sub(r"\n +", " ", entry["symptom"])}))
+            faults.append(SeededFault(module=module, **entry | {"symptom": re.sub(r"\n +", " ", entry["symptom"])}))
     return faults
 
 
@@ -99,7 +99,7 @@ def _parse(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _span(source: str, fault: Fault) -> tuple[int, int]:
+def _span(source: str, fault: SeededFault) -> tuple[int, int]:
     """Where the text of the function begins and ends."""
     node: ast.AST | None = _parse(source)
     for name in fault.function.split("."):
@@ -130,7 +130,7 @@ MODULE, FILE = "MSGSTORE_SEEDED_MODULE", "MSGSTORE_SEEDED_FILE"
 """Environment variables: the module with the fault, and the path of its edited source."""
 
 
-def run(fault: Fault) -> tuple[str, str]:
+def run(fault: SeededFault) -> tuple[str, str]:
     """Run the test that catches the fault with the fault in the code. Return the result and what pytest printed.
 
     The result is ``caught``, ``survived``, or ``not run``: pytest itself failed, or never ended. Such a fault proves nothing.
@@ -146,7 +146,7 @@ def run(fault: Fault) -> tuple[str, str]:
     return _RESULTS.get(code, "not run"), text
 
 
-def failing_without_faults(faults: Sequence[Fault]) -> str:
+def failing_without_faults(faults: Sequence[SeededFault]) -> str:
     """Run the tests that catch these faults on the code as it is. Return what pytest printed if one fails, else nothing."""
     code, text = _pytest(list(dict.fromkeys(fault.caught_by for fault in faults)), [], {})
     return text if code else ""

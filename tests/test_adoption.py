@@ -19,7 +19,7 @@ from msgstore.directory import SETTINGS
 from msgstore.engine.opening import open_configured
 from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.salvage import plan_salvage
-from msgstore.jobs.workers import installed
+from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.catalogue import Catalogue, find_entry_points
 from msgstore.testing.faults import Crash, RecordingFiles
 from support import DATA, catalogue, command, filled, hashes, needs_erlang, open_with, run_job, stops, unchanged
@@ -282,7 +282,7 @@ def test_brokers_segments_without_format_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["ls", "scan"])
 def test_verb_without_format_names_the_file(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that reads segments only reports damage, one that opens the store fails; both say what to install."""
-    installed()  # which is kept
+    worker_catalogue()  # which is kept
     there = [item for item in find_entry_points() if item[0].distribution != "foreign-backends"]
     monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
     result = command(verb, path, code=1 if verb == "scan" else 2)

@@ -8,10 +8,13 @@ import threading
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import msgstore
+from msgstore.config import store_config
 from msgstore.contract import StoreClosed
 from msgstore.engine.write import flusher
 from msgstore.testing.faults import UnsyncedFiles
@@ -372,6 +375,18 @@ def test_flusher_with_fsync_every_syncs(opened):
     assert confirmed.wait(30)
     assert files.inside.wait(30)
     until(lambda: not store._segments.unsynced)
+
+
+@pytest.mark.parametrize(("passes", "syncs"), [([0.25], 0), ([0.31], 1), ([0.25, 0.55], 1), ([9.0, 9.3, 9.55], 2)])
+def test_flusher_syncs_before_fsync_every_has_passed(tmp_path, monkeypatch, passes, syncs):
+    """A pass syncs if the next one, 100 ms later, would come more than 400 ms after the last sync."""
+    keys = {"path": tmp_path, "durability": {"fsync_every": "400ms"}, "sync_interval": "100ms"}
+    config, calls, clock = store_config(keys, "a test", Path()), mock.MagicMock(), mock.Mock(return_value=0.0)
+    monkeypatch.setattr(flusher.time, "monotonic", clock)
+    background = flusher.BackgroundFlusher(calls, mock.MagicMock(), config)
+    for clock.return_value in passes:
+        background._flush()
+    assert calls.commit_and_reclaim.call_count == syncs
 
 
 # -- clients that go ------------------------------------------------------------------------------------------------------

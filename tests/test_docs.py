@@ -23,7 +23,7 @@ import pytest
 
 import msgstore
 import msgstore.contract
-from docs.reading import DOCS, PAGES, ROOT, Reader, blocks
+from docs.reading import DOCS, PAGES, ROOT, PageReader, blocks
 from msgstore import hookspecs
 from msgstore.cli.commands.plugins import config
 from msgstore.cli.main import main
@@ -58,9 +58,9 @@ needs_all_plugins = pytest.mark.skipif(
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
+def reader(tmp_path: Path) -> Iterator[PageReader]:
     (tmp_path / "tests").symlink_to(ROOT / "tests", target_is_directory=True)
-    reader = Reader(tmp_path)
+    reader = PageReader(tmp_path)
     yield reader
     reader.leave()
 

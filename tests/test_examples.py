@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.reading import ROOT, Reader, blocks
+from docs.reading import ROOT, PageReader, blocks
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_readme_of_example_works_and_tests_pass(name: str, wheels: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
-    user = Reader(tmp_path, programs=tmp_path / "venv" / "bin", environment={
+    user = PageReader(tmp_path, programs=tmp_path / "venv" / "bin", environment={
         "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": "",
         "PYTHONPATH": "",
     })  # fmt: skip

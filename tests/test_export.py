@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_export_of_every_fixture_equals_scan(tmp_path, monkeypatch):
-    monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (2**18,))
+    monkeypatch.setattr("msgstore.jobs.tasks.group_into_tasks.__defaults__", (2**18,))
     report = export([DATA], tmp_path / "to", processes=2)
     expected = in_order(records_of(DATA))
     assert rows_of(tmp_path / "to") == expected

@@ -25,7 +25,7 @@ import pytest
 from attempts import in_processes
 from fuzzing.extremes import EXTREMES
 from fuzzing.mutations import Member, mutated
-from fuzzing.targets import TARGETS, Target
+from fuzzing.targets import TARGETS, FuzzTarget
 
 pytestmark = pytest.mark.fuzz
 
@@ -38,7 +38,7 @@ class Hang(BaseException):
     """Not an Exception, so that nothing that is tried handles it."""
 
 
-def make(target: Target, seed: int) -> tuple[bytes, Member]:
+def make(target: FuzzTarget, seed: int) -> tuple[bytes, Member]:
     """The input of a number."""
     random = Random(seed)
     member = random.choice(target.members())
@@ -62,7 +62,7 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def attempt(target: Target, data: bytes, member: Member) -> str:
+def attempt(target: FuzzTarget, data: bytes, member: Member) -> str:
     """Return why an input fails, with the input; nothing if it does not."""
     try:
         with limited():
@@ -131,7 +131,7 @@ MULTIPLE = {"settings": 40, "scrub-state": 40}
 scrub above 16 MiB."""
 
 
-def parse(target: Target, data: bytes) -> None:
+def parse(target: FuzzTarget, data: bytes) -> None:
     with contextlib.suppress(*target.refuses):
         target.parse(data)
 
@@ -176,7 +176,7 @@ def test_memory_is_a_small_multiple_of_the_size(name, kind):
 # -- the harness finds what is to be found ---------------------------------------------------------------------------------
 
 
-def first_error(target: Target) -> str:
+def first_error(target: FuzzTarget) -> str:
     return next(filter(None, (attempt(target, *make(target, seed)) for seed in range(CHUNK))), "")
 
 

@@ -227,7 +227,7 @@ def test_diff_of_real_directories_is_what_scans_say(a):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_first_copy_of_highest_segment_counts(processes, tmp_path, monkeypatch):
     """On each side, whatever the other copies hold, whichever process reads them, and of whatever type the records are."""
-    monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (1,))
+    monkeypatch.setattr("msgstore.jobs.tasks.group_into_tasks.__defaults__", (1,))
     one, two, three = (bytes([n]) * 16 for n in (1, 2, 3))
     write_segment(tmp_path / "a" / "0.sqs", [(one, b"old"), (two, b"x"), (three, b"only old")])
     write_segment(tmp_path / "a" / "1.sqs", [(one, b"new"), (one, b"never"), (two, b"other")])

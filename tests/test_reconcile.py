@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.jobs.classes import ROWS
 from msgstore.jobs.columns.sums import IdAggregator
-from msgstore.jobs.counts import MAX_COUNT, find_shares, read_counts, read_share, sums_of
-from msgstore.jobs.reading.shares import Share
+from msgstore.jobs.counts import MAX_COUNT, find_splits, read_counts, read_split, sums_of
+from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
 from support import DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, failing, json_of, run_job
 
@@ -41,8 +41,8 @@ def parquet_file(path: Path, rows: Rows, kind: pa.DataType | None = None, row_gr
     return path
 
 
-def read(shares: Iterable[Share]) -> Rows:
-    batches = [batch for share in shares for batch in read_share(share)]
+def read(splits: Iterable[FileSplit]) -> Rows:
+    batches = [batch for split in splits for batch in read_split(split)]
     return [(row["id"], row["count"]) for batch in batches for row in batch.to_pylist()]
 
 
@@ -116,12 +116,12 @@ IDS = st.integers(0, 9).map(lambda n: bytes([n, 171]) * 8)
     st.sampled_from(["", "id,count"]),
     st.sampled_from(["", "\ufeff"]),
 )
-def test_any_lines_are_read_in_any_shares(tmp_path_factory, rows, share, newline, form, case, ends, head, mark):
+def test_any_lines_are_read_in_any_splits(tmp_path_factory, rows, split, newline, form, case, ends, head, mark):
     rows = [(msg_id, abs(count) if "+" in form else count) for msg_id, count in rows]
     path = tmp_path_factory.mktemp("any") / "deltas.csv"
     text = newline.join([*filter(None, [head]), *(form.format(case(msg_id.hex()), count) for msg_id, count in rows), ""])
     path.write_bytes((mark + (text if ends else text.removesuffix(newline))).encode())
-    assert read(find_shares([path], share)) == rows == list(read_counts(path))
+    assert read(find_splits([path], split)) == rows == list(read_counts(path))
 
 
 def test_directory_of_parquet_is_read_as_spark_leaves_it(tmp_path):
@@ -133,11 +133,11 @@ def test_directory_of_parquet_is_read_as_spark_leaves_it(tmp_path):
     for name in ("_SUCCESS", ".part-1.crc", "_temporary/part-2", ".hidden.parquet", "README.txt"):
         (tmp_path / name).write_text("not a count")
     (tmp_path / "000001_0").touch()
-    assert len(find_shares([tmp_path], 1)) == len(rows)
-    assert find_shares([tmp_path, tmp_path / "a.parquet"]) == find_shares([tmp_path])
-    assert read(find_shares([tmp_path], 1)) == list(read_counts(tmp_path)) == rows
+    assert len(find_splits([tmp_path], 1)) == len(rows)
+    assert find_splits([tmp_path, tmp_path / "a.parquet"]) == find_splits([tmp_path])
+    assert read(find_splits([tmp_path], 1)) == list(read_counts(tmp_path)) == rows
     one = tmp_path / "day=1" / "part-1"
-    assert read(find_shares([one])) == list(read_counts(one)) == read(find_shares([one.parent])) == rows[4:6]
+    assert read(find_splits([one])) == list(read_counts(one)) == read(find_splits([one.parent])) == rows[4:6]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_probable_counts_in_directory_are_refused(name, make, said, tmp_path):
     (tmp_path / "deeper").mkdir()
     make(tmp_path / name)
     with pytest.raises(ConfigError, match=f"{tmp_path / name}: {said}"):
-        find_shares([tmp_path])
+        find_splits([tmp_path])
 
 
 NOT_LINE = "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"
@@ -180,12 +180,12 @@ NOT_LINE = "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"
     ],
 )
 def test_bad_line_or_row_is_named(tmp_path, bad, said, monkeypatch):
-    monkeypatch.setattr("msgstore.jobs.counts.find_shares.__defaults__", (1000,))
+    monkeypatch.setattr("msgstore.jobs.counts.find_splits.__defaults__", (1000,))
     path = tmp_path / ("d.csv" if isinstance(bad, str) else "d.parquet")
     if isinstance(bad, str):
         good = [f"{n:032x},1\n" for n in range(4999)]
         path.write_text("".join([*good, bad, "\n", *good]))
-        assert len(find_shares([path])) > 100
+        assert len(find_splits([path])) > 100
     else:
         pq.write_table(pa.table(bad), path)
     (tmp_path / "0.rdq").touch()
@@ -219,7 +219,7 @@ def test_damaged_page_is_error_of_its_file(tmp_path):
 def test_disk_error_is_no_fault_of_parquet(tmp_path, monkeypatch):
     path = parquet_file(tmp_path / "d.parquet", [(ID, 1)])
     monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", failing())
-    for reading in (lambda: read(find_shares([path])), lambda: sums_of(path)):
+    for reading in (lambda: read(find_splits([path])), lambda: sums_of(path)):
         with pytest.raises(StoreIOError, match=f"^{path}: Input/output error"):
             reading()
 
@@ -256,7 +256,7 @@ def test_names_that_are_no_text_are_read_and_written(tmp_path):
     rows = [(bytes([n]) * 16, 1) for n in range(9)]
     lines, counts = counts_file(tmp_path / "d.csv", rows), odd / "to" / "class=dangling"
     command("reconcile", source, "--deltas", lines, "--to", odd / "to", "--processes", "1", code=1)
-    assert sorted(read(find_shares([counts]))) == sorted(read_counts(counts)) == rows
+    assert sorted(read(find_splits([counts]))) == sorted(read_counts(counts)) == rows
     command("inventory", source, "--refcounts", counts, "--processes", "1")
     command("export", source, odd / "rows", "--partition-by", "file", "--processes", "1")
     assert len(list((odd / "rows").rglob("*.parquet"))) == 3

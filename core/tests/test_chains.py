@@ -13,7 +13,7 @@ import pytest
 
 import msgstore
 from core_support import store_of
-from msgstore.jobs.reading.chains import SIZE_MISMATCH, Span, read_spans
+from msgstore.jobs.reading.chains import SIZE_MISMATCH, SegmentSpan, read_spans
 from msgstore.scan import FormatSet
 
 CLEAN, COMPACTED, OLD = (
@@ -32,7 +32,7 @@ def form(name):
     return FormatSet(catalogue, {name: 4}, record=name, write_format="v2").by_name("v2").format
 
 
-def read(name, data) -> tuple[list[tuple[int, int, bytes]], list[Span]]:
+def read(name, data) -> tuple[list[tuple[int, int, bytes]], list[SegmentSpan]]:
     """Return the records, (offset, size, id) each, and all spans. Fails unless every byte is told once."""
     spans = read_spans(form(name), data)
     assert spans[0].offset in (0, len(form(name).header))

@@ -109,6 +109,23 @@ def test_verify_reports_damage_and_wrong_locations(store):
     assert f"checksum_mismatch: message {IDS[43].hex()}" in text
 
 
+def test_verify_decodes_bodies_as_reads_do(tmp_path):
+    """And the advice of the error of a read works."""
+    path, wrong, right = tmp_path / "store", IDS[1], IDS[2]
+    with msgstore.open_store(path, body="zstd", gc_interval=0) as opened, opened.client() as client:
+        client.write_many([(wrong, b"hello"), (right, b"world")])
+    flip(path / "0.sqs", 64 + 21, unseen=True)  # the magic number of the frame
+    assert run("scan", path, code=0).stdout.endswith("no damage\n")
+    found, summary, _ = verify(path)
+    (damage,) = damage_of(found)
+    assert (damage["id"], summary["verified"], summary["unreachable"]) == (wrong.hex(), 1, 1)
+    result = run("get", path, wrong.hex(), code=1)
+    assert damage["reason"] in result.stderr
+    assert "'msgstore salvage --body zstd' copies" in result.stderr
+    assert "invalid_message_body" in run("salvage", "--body", "zstd", path, tmp_path / "out", code=1).stdout
+    assert run("get", tmp_path / "out", right.hex(), code=0).stdout == "world"
+
+
 def test_verify_with_rate_works_next_to_writer(tmp_path):
     """If the index can be read live. Without options, ``verify`` compares counts and refuses."""
     with msgstore.open_store(tmp_path, index="lmdb") as opened, opened.client() as client:
@@ -337,7 +354,7 @@ def check(store):
 
     def checked(entries=(), file="0.sqs", files=None, read=LOST):
         found = SegmentCheck(0, store / file, list(entries))
-        Checker(files or Files(), read).check(found, form)
+        Checker(files or Files(), read, lambda _, body: body).check(found, form)
         return found.spans, found.read
 
     return checked

@@ -14,7 +14,7 @@ from msgstore.plugins.catalogue import load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider
 from msgstore.testing import ObserverTests, Subject, observers
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, StoppingFiles, copy_of, crash_points, stopped
-from msgstore.testing.probes import BetweenLines
+from msgstore.testing.probes import LineInterleaver
 
 kit = pytest.mark.kit
 SUITE = "msgstore.testing.suite"
@@ -180,7 +180,7 @@ def test_look_between_two_lines_sees_half_of_change():
         del entries["a"]
         entries["a"] = 2
 
-    BetweenLines(lambda: seen.add(entries.get("a"))).run(move)
+    LineInterleaver(lambda: seen.add(entries.get("a"))).run(move)
     assert seen == {1, None, 2}
 
 

@@ -24,7 +24,7 @@ from msgstore.contract import (
     NoOptions,
     SegmentStats,
 )
-from msgstore.engine.compact.policy_actions import judge
+from msgstore.engine.compact.policy_actions import validate_actions
 from msgstore.testing import Subject
 from msgstore.testing.stores import StoreFactory
 
@@ -160,14 +160,14 @@ BY_NUMBER: Any = {
     ],
 )
 def test_impossible_action_is_refused(action, reason):
-    [(judged, why)] = judge([action], SEGMENTS, BY_NUMBER, 2, may_drop=False)
+    [(judged, why)] = validate_actions([action], SEGMENTS, BY_NUMBER, 2, may_drop=False)
     assert judged is action
     assert why == reason or (reason and reason in why)
 
 
 def test_segment_named_twice_is_refused():
     actions = [Compact(1), Drop(1, "old"), Combine((1, 2)), Combine((2, 6)), Migrate(6)]
-    reasons = [reason for _, reason in judge(actions, SEGMENTS, BY_NUMBER, 2, may_drop=True)]
+    reasons = [reason for _, reason in validate_actions(actions, SEGMENTS, BY_NUMBER, 2, may_drop=True)]
     assert [reason is None for reason in reasons] == [True, False, False, True, False]
     assert all("is named by an earlier action" in reason for reason in reasons if reason)
 

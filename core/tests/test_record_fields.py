@@ -17,7 +17,7 @@ from core_support import rows_of, run
 from msgstore.contract import BoundRecord, BrokenPlugin, Capability, RecordError, RecordField, RecordTypeDescriptor
 from msgstore.files import Files
 from msgstore.jobs import inputs
-from msgstore.jobs.workers import installed
+from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.loader import check_descriptor
 from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
 from msgstore.scan.segment import fields_as_json, values_of
@@ -66,10 +66,10 @@ def ranked(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[msgstore]\nranked = acme_ranked\n")
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
-    installed.cache_clear()
+    worker_catalogue.cache_clear()
     inputs._open.cache_clear()
     yield
-    installed.cache_clear()
+    worker_catalogue.cache_clear()
     inputs._open.cache_clear()
     sys.modules.pop("acme_ranked", None)
 

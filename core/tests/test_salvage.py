@@ -1,6 +1,6 @@
 """Salvage: every good record, every damaged span, every byte accounted for, and nothing written into the source.
 
-``test_chains.py`` tests what is found in damaged segments, ``test_bulk_inputs.py`` which segments are read.
+``test_chains.py`` tests what is found in damaged segments, ``test_job_inputs.py`` which segments are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from core_support import (
     store_of,
 )
 from msgstore.builtin.plugin import LocalOptions
-from msgstore.contract import ConfigError, StoreError, StoreIOError
+from msgstore.contract import ConfigError, PluginError, StoreError, StoreIOError
 from msgstore.files import Files
 from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.reports import SETTINGS_DAMAGED
@@ -216,6 +216,21 @@ def test_contradictions_of_sources_are_refused(tmp_path):
     assert plan("broker", "raw").body == "raw"
     named = plan("200", record="audit")  # no format assigns it a byte
     assert (named.record, named.records) == ("audit", (("audit", 200),))
+
+
+def test_new_store_with_another_codec_is_warned_of(source, tmp_path, caplog):
+    make_store(source, body="erlang")
+    salvage(source, tmp_path / "same", body="erlang")
+    assert not caplog.text
+    salvage(source, tmp_path / "other", body="raw")
+    assert f"{source} remembers the body codec erlang, and the new store remembers raw" in caplog.text
+
+
+def test_missing_codec_of_source_is_named(source, tmp_path):
+    make_store(source, body="erlang")
+    registrations = tuple(one for one in catalogue().registrations if one.descriptor.name != "erlang")
+    with pytest.raises(PluginError, match=f"{source} remembers a body codec .* pip install msgstore-erlang-body"):
+        plan_salvage(attrs.evolve(catalogue(), registrations=registrations), [source], tmp_path / "out")
 
 
 # -- damage, and what leaves nothing ------------------------------------------------------------------------------------------

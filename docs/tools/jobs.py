@@ -33,7 +33,7 @@ from source import (
 PIPELINE = Path(__file__).parents[2] / "pipeline"
 
 CALLED = {
-    "inputs": ("find_inputs", "open_input", "SegmentInput", "Found"),
+    "inputs": ("find_inputs", "open_input", "SegmentInput", "JobInputs"),
     "salvage": ("plan_salvage",),
     "inventory": ("plan_inventory",),
     "reconcile": ("plan_reconcile",),
@@ -44,9 +44,9 @@ CALLED = {
 }
 """Names for programs that run a job, by module of ``msgstore.jobs``."""
 WRITING = {
-    "output.commit": ("Staging",),
+    "output.commit": ("StoreStaging",),
     "output.staging_directory": ("StagingDirectory",),
-    "output.parts": ("Target", "PartWriter", "Part"),
+    "output.parts": ("StoreSpec", "PartWriter", "StorePart"),
 }
 """Names for programs that write a new store in parallel, by module of ``msgstore.jobs``."""
 

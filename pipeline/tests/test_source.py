@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 import msgstore
 from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import RECORD, project, records_schema
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
+from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.workers import open_codec
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.source import MsgStoreSource, SegmentReader, SegmentStreamReader, register
@@ -153,7 +153,7 @@ def test_tasks_without_bodies_are_larger(schema, megabytes, options, tasks):
     inputs = tuple(SegmentInput(rank, "s", f"s/{rank}.sqs", "v2", 2**20) for rank in range(megabytes))
     names = [name for name in RECORD.names if name in schema]
     asked = ReadOptions.of({"path": "s", **options})
-    assert len(SegmentReader(asked, Found(inputs, (), (), ()), project(RECORD, names)).partitions()) == tasks
+    assert len(SegmentReader(asked, JobInputs(inputs, (), (), ()), project(RECORD, names)).partitions()) == tasks
 
 
 def test_task_gets_its_own_segments_only(spark, tmp_path, monkeypatch):

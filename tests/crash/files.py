@@ -110,7 +110,7 @@ class NeverEnds(BaseException):
 
 
 @attrs.frozen
-class Fault:
+class InjectedFault:
     operation: int
     kind: str
 
@@ -122,9 +122,9 @@ class Fault:
         return f"{self.operation}:{self.kind}"
 
 
-def every_fault(operations: Sequence[tuple[str, str]], kinds: Sequence[str]) -> list[Fault]:
+def every_fault(operations: Sequence[tuple[str, str]], kinds: Sequence[str]) -> list[InjectedFault]:
     """Each operation in turn, with each kind of failure that it can have."""
-    return [Fault(at, kind) for at, (name, _) in enumerate(operations) for kind in kinds if _can_fail(name, kind)]
+    return [InjectedFault(at, kind) for at, (name, _) in enumerate(operations) for kind in kinds if _can_fail(name, kind)]
 
 
 def _can_fail(operation: str, kind: str) -> bool:
@@ -135,7 +135,7 @@ def _can_fail(operation: str, kind: str) -> bool:
 class FaultyFiles(WatchedFiles):
     """Counts operations while it is armed. At the operation of its fault the failure strikes."""
 
-    def __init__(self, fault: Fault | None = None) -> None:
+    def __init__(self, fault: InjectedFault | None = None) -> None:
         super().__init__()
         self.fault = fault
         self.operations: list[tuple[str, str]] = []

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from crash.history import is_persistent, keys_of
-from stress.worker import USUAL, Board, Findings, Task, Worker, body_of
+from stress.worker import USUAL, Board, Task, Worker, WorkerReport, body_of
 from support import Cell, needs_foreign, open_with
 
 pytestmark = pytest.mark.crash
@@ -51,7 +51,7 @@ def work(path: Path, keys: dict[str, Any], seed: str, pipe: Connection) -> None:
             pipe.send_bytes(letter + msg_id)
 
     try:
-        store, findings, board = open_with(path, **keys), Findings(), Board(THREADS)
+        store, findings, board = open_with(path, **keys), WorkerReport(), Board(THREADS)
         owned: list[dict[bytes, int]] = [{} for _ in range(THREADS)]
         for entry in store.entries():
             owned[entry.msg_id[7] % THREADS][entry.msg_id] = entry.references

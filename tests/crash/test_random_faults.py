@@ -23,7 +23,7 @@ import pytest
 
 import msgstore
 from attempts import Outcome, in_processes
-from crash.files import KINDS, Fault, FaultyFiles, Interrupt, every_fault
+from crash.files import KINDS, FaultyFiles, InjectedFault, Interrupt, every_fault
 from crash.history import INDEXES, Run
 from crash.model import Aftermath, Broken, compare, demand, differences
 from msgstore.contract import StoreIOError
@@ -176,7 +176,7 @@ def run_cell(
     faults = sample.of(every_fault(operations, kinds))
     if only:
         number, _, kind = only.partition(":")
-        faults = [Fault(int(number), kind)]
+        faults = [InjectedFault(int(number), kind)]
     tries = (
         (f"{cell} --only-fault {fault}, at {' '.join(operations[fault.operation])}", partial(_run, template, cell, fault))
         for fault in faults
@@ -184,7 +184,7 @@ def run_cell(
     return Outcome(len(operations), len(faults)).run(tries)
 
 
-def _run(template: FaultRun, cell: FaultCell, fault: Fault | None, number: int) -> list[tuple[str, str]]:
+def _run(template: FaultRun, cell: FaultCell, fault: InjectedFault | None, number: int) -> list[tuple[str, str]]:
     """One run on a copy. Returns the operations of the phase. Raises Broken; any other exception is a fault as well."""
     path = template.path.with_name(f"run-{number}")
     shutil.rmtree(path, ignore_errors=True)

@@ -55,7 +55,7 @@ def _gives(value: object, expected: str) -> None:
 
 
 @attrs.define
-class Reader:
+class PageReader:
     """Does what a page says, in a directory of its own in which ``tests/data`` is that of the repository."""
 
     directory: Path

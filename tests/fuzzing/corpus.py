@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 from fuzzing.mutations import Member
 from fuzzing.terms import TERMS
-from msgstore.cli.checking import DamagedSpan, Finding
+from msgstore.cli.checking import DamagedSpan, Inconsistency
 from msgstore.cli.commands.verify import ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.directory import Settings, write_settings
@@ -222,7 +222,10 @@ def settings() -> Iterator[Member]:
 @corpus
 def scrubs() -> Iterator[Member]:
     spots = [DamagedSpan("0.sqs", 64, 100, "torn"), DamagedSpan("17.rdq", 0, 2**30, "id_mismatch", "0f" * 16)]
-    findings = [Finding("0.sqs", "live_count", "2, not 3"), Finding("1.sqs", "overlap", "ends at 7", "0f" * 16, 0, 7)]
+    findings = [
+        Inconsistency("0.sqs", "live_count", "2, not 3"),
+        Inconsistency("1.sqs", "overlap", "ends at 7", "0f" * 16, 0, 7),
+    ]
     for state in (ScrubState(), ScrubState(3, 4, 500, 2**24, spots, findings), ScrubState(10**17, 1, 1, 1, spots * 20)):
         yield saved(write_state, state)
 

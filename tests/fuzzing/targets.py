@@ -22,7 +22,7 @@ from msgstore.directory import Settings, _settings, parse_settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hints as hint_files
 from msgstore.engine.state import checkpoint
-from msgstore.jobs.reading.chains import Span, read_spans
+from msgstore.jobs.reading.chains import SegmentSpan, read_spans
 from msgstore.locations import pack_locations, unpack_location
 from msgstore.testing.segments import check_scan
 from msgstore.writer_lock import parse_lock
@@ -37,7 +37,7 @@ Judge = Callable[[Any, bytes, Member], None]
 
 
 @attrs.frozen
-class Target:
+class FuzzTarget:
     """One parser, or one use of it."""
 
     name: str
@@ -89,7 +89,7 @@ def whole_scan(form: SegmentFormat) -> Judge:
 def salvaged(form: SegmentFormat) -> Judge:
     """Salvage's reading: every byte is in a record, in a hole, or in a damaged span that is reported."""
 
-    def judge(spans: list[Span], data: bytes, member: Member) -> None:
+    def judge(spans: list[SegmentSpan], data: bytes, member: Member) -> None:
         assert not spans or spans[0].offset in (0, len(form.header))
         assert all(one.end == other.offset for one, other in pairwise(spans)), "neither gap nor overlap"
         assert (spans[-1].end if spans else len(form.header)) == len(data)
@@ -236,20 +236,20 @@ RECORD_ID = bytes(range(16))
 TARGETS = {
     target.name: target
     for target in (
-        *(Target(f"{n}-scan", 20, partial(corpus.segments, n), form.scan, whole_scan(form)) for n, form in FORMS.items()),
+        *(FuzzTarget(f"{n}-scan", 20, partial(corpus.segments, n), form.scan, whole_scan(form)) for n, form in FORMS.items()),
         *(
-            Target(f"{n}-salvage", 4, partial(corpus.segments, n), partial(read_spans, form), salvaged(form))
+            FuzzTarget(f"{n}-salvage", 4, partial(corpus.segments, n), partial(read_spans, form), salvaged(form))
             for n, form in FORMS.items()
         ),
-        Target("checksum-record", 8, corpus.records, partial(corpus.CHECKSUM.decode, RECORD_ID), decoded, (RecordError,)),
-        Target("ets-snapshot", 10, corpus.snapshots, read_snapshot, loaded, (snapshot.InvalidSnapshot,), with_crc),
-        Target("hint", 8, corpus.hints, read_hint, hinted, (hint_files.InvalidHint,), with_named_crc),
-        Target("state-rows", 8, corpus.states, lambda data: checkpoint.rows(corpus.unframe(data)), judged, (ValueError,)),
-        Target("lmdb-slots", 4, corpus.slots, lmdb_items, listed),
-        Target("settings", 6, corpus.settings, settings_in, remembered, (ValueError, TypeError), with_json_crc),
-        Target("scrub-state", 4, corpus.scrubs, parse_state, scrubbed, (ValueError,), with_json_crc),
-        Target("clean-dot", 8, corpus.cleans, parse_client_refs, stopped),
-        Target("lock-file", 2, corpus.pids, parse_lock, held),
-        Target("erlang-term", 20, corpus.terms, is_term, walked),
+        FuzzTarget("checksum-record", 8, corpus.records, partial(corpus.CHECKSUM.decode, RECORD_ID), decoded, (RecordError,)),
+        FuzzTarget("ets-snapshot", 10, corpus.snapshots, read_snapshot, loaded, (snapshot.InvalidSnapshot,), with_crc),
+        FuzzTarget("hint", 8, corpus.hints, read_hint, hinted, (hint_files.InvalidHint,), with_named_crc),
+        FuzzTarget("state-rows", 8, corpus.states, lambda data: checkpoint.rows(corpus.unframe(data)), judged, (ValueError,)),
+        FuzzTarget("lmdb-slots", 4, corpus.slots, lmdb_items, listed),
+        FuzzTarget("settings", 6, corpus.settings, settings_in, remembered, (ValueError, TypeError), with_json_crc),
+        FuzzTarget("scrub-state", 4, corpus.scrubs, parse_state, scrubbed, (ValueError,), with_json_crc),
+        FuzzTarget("clean-dot", 8, corpus.cleans, parse_client_refs, stopped),
+        FuzzTarget("lock-file", 2, corpus.pids, parse_lock, held),
+        FuzzTarget("erlang-term", 20, corpus.terms, is_term, walked),
     )
 }

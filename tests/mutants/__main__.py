@@ -26,7 +26,8 @@ class Watch:
     """Notes which test found what, and prints it at the end."""
 
     def __init__(self, only: list[str], enough: int) -> None:
-        self.only = only
+        originals = {mutant.name: mutant.original.name for mutant in MUTANTS}
+        self.only = {*only, *(name for name, original in originals.items() if original in only)}
         self.enough = enough
         self.of: dict[str, tuple[str, str]] = {}
         """Id of a test to the names of its subject and of the test."""
@@ -81,7 +82,13 @@ class Watch:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
     names = [*sorted(suite.ORIGINALS), *(mutant.name for mutant in MUTANTS)]
-    parser.add_argument("names", nargs="*", choices=[*names, []], metavar="NAME", help="mutants or originals; without, all")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        choices=[*names, []],
+        metavar="NAME",
+        help="backends with their mutants, or single mutants; without, all",
+    )
     parser.add_argument("--enough", type=int, default=3, help="tests that are printed for each mutant; the rest are not run")
     arguments = parser.parse_args()
     options = [suite.__file__, "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:terminal"]

@@ -266,7 +266,6 @@ check-ignores-the-offset: it checks the record at the beginning of the buffer
 checksum-goes-on: the checksum goes on from one record to the next
     encode: map(crc32c, heads) => [crc32c(head, before) for before, head in enumerate(heads)]
 frames-differ: it claims FRAMED, and writes a byte in front of a body of more than 64
-    max_overhead = _BODY_AT + 1
     encode > old(ids, [b"\0" * (len(body) > 64) + body for body in bodies])
     decode > _[len(record) > _BODY_AT + 64 :]
     body_span > (_[0] + (size > _BODY_AT + 64), _[1])

@@ -50,7 +50,7 @@ salvage-copies-a-changed-segment: A salvage of a segment that is being written c
   = if checksum(data, len(data)) != pick.crc32: => if len(data) < pick.records.offsets[-1]:
 @ msgstore.jobs.output.staging_directory
 new-store-is-not-synced: A power loss right after a salvage leaves a store without content.
-  sync_tree  tests/test_fresh_stores.py::test_every_file_is_synced_before_store_appears
+  sync_tree  tests/test_store_output.py::test_every_file_is_synced_before_store_appears
   = files.sync(fd) => pass
 @ msgstore.jobs.columns.sums
 last-rows-are-not-added-up: The sums of a large file of counts miss its last rows.

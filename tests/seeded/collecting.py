@@ -47,10 +47,10 @@ combined-segment-is-too-large: Combined segments grow beyond file_size_limit.
   _refusal  core/tests/test_policies.py::test_impossible_action_is_refused
   = if size > left.size_limit: => if size > 4 * left.size_limit:
 any-policy-may-drop-messages: A policy that never said so drops live messages.
-  judge  core/tests/test_policies.py::test_store_carries_out_only_what_is_possible
+  validate_actions  core/tests/test_policies.py::test_store_carries_out_only_what_is_possible
   = isinstance(action, Drop) and not may_drop => isinstance(action, Drop) and may_drop is None
 segment-is-collected-twice-in-one-plan: A plan that names a segment twice is carried out twice.
-  judge  core/tests/test_policies.py::test_segment_named_twice_is_refused
+  validate_actions  core/tests/test_policies.py::test_segment_named_twice_is_refused
   = taken.update(numbers_of(action)) => pass
 @ msgstore.engine.segment.segment
 zeros-are-not-synced: With erase = true removed bodies are still on the disk after a power loss.
@@ -64,10 +64,10 @@ removal-during-a-copy-is-forgotten: A message that is removed while its segment 
   LiveAccounting.mark_dead  tests/test_collection.py::test_removal_during_collection_stays_removed
   = segment.died_since_pin.add(location) => pass
 deletions-are-not-synced: After a power loss deleted segments are back, and the index does not know them.
-  LiveAccounting.delete_empty  tests/test_meetings.py::test_deleted_segment_is_synced_before_commit
+  LiveAccounting.delete_empty  tests/test_races.py::test_deleted_segment_is_synced_before_commit
   = self.segments.sync_directory() => pass
 empty-segment-goes-before-the-commit: A segment goes before the index commits that: a crash leaves entries without records.
-  LiveAccounting._take_empty  tests/test_meetings.py::test_segment_emptied_after_commit_survives_until_next
+  LiveAccounting._take_empty  tests/test_races.py::test_segment_emptied_after_commit_survives_until_next
   = self._empty & self._dirty if self.is_persistent else set() => set[Segment]()
 damaged-segment-is-deleted: A damaged segment goes with its last known message, and with records that a salvage could find.
   LiveAccounting._take_empty  tests/test_collection.py::test_collection_of_damaged_segment_quarantines_only_it

@@ -37,7 +37,7 @@ failed-opening-keeps-the-lock: After an opening that failed the same process can
   open_directory  tests/test_recovery.py::test_killed_rebuild_begins_again
   = undo.callback(lock.release) => pass
 empty-segment-survives-a-crash: A segment that was empty when the process was killed keeps its space until somebody collects.
-  _begin_writing  tests/test_meetings.py::test_empty_segment_of_killed_store_is_deleted
+  _begin_writing  tests/test_races.py::test_empty_segment_of_killed_store_is_deleted
   = accounting.queue_deletion(segment) => pass
 store-appends-after-a-torn-record: After a crash the store appends after a torn record, and no scan finds what it writes.
   can_resume  tests/test_recovery.py::test_segment_with_torn_end_takes_no_records

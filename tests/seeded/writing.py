@@ -17,7 +17,7 @@ flush-forgets-late-messages: A message that dies on disk while its second refere
   Flusher.write_out  tests/test_clients.py::test_record_dying_while_reference_waits_is_rewritten
   = again += rewrite => pass
 failing-commit-is-forgotten: While commits fail, removals are taken without limit.
-  Flusher.flush_locked  tests/test_meetings.py::test_removals_with_failing_commits_are_refused
+  Flusher.flush_locked  tests/test_races.py::test_removals_with_failing_commits_are_refused
   - self.set_failing(self._lifecycle.refusal is None)
   + self.set_failing(self._lifecycle.refusal is None)
   +             self.uncommitted_bytes, self._buffer.before_removals[:] = 0, ()
@@ -107,7 +107,7 @@ dead-record-is-written-again: A message that is removed and written again is app
   BatchWriter._known  tests/test_clients.py::test_dead_record_of_current_segment_is_revived
   = location is not None or msg_id in revivable for => location is not None for
 failed-index-loses-the-batch: An index that fails once costs every message of the batch.
-  BatchWriter._enter  tests/test_meetings.py::test_messages_refused_by_index_stay_buffered
+  BatchWriter._enter  tests/test_races.py::test_messages_refused_by_index_stay_buffered
   = self._buffer.reinsert(zip(ids, entries, strict=True)) => pass
 sealing-trusts-a-deleted-segment: Messages in a current segment that was deleted are confirmed when it is full.
   BatchWriter.seal  tests/test_two_writers.py::test_segment_deleted_within_flush_confirms_nothing
@@ -120,13 +120,13 @@ appends-are-not-synced: With durability fsync a power loss takes confirmed messa
   Segments.append  tests/test_clients.py::test_concurrent_flushes_share_their_syncs
   = self.files.sync(fd) => pass
 failed-segment-leaves-a-file: After a segment that could not be begun, its file stays and no further segment can be begun.
-  Segments.roll  tests/test_meetings.py::test_segment_not_begun_is_known_to_index
+  Segments.roll  tests/test_races.py::test_segment_not_begun_is_known_to_index
   -                     self.files.unlink(segment.path)
   -                 except OSError:
   +                     pass
   +                 except OSError:
 sync-later-forgets-names: With fsync_every a power loss takes the name of a new segment.
-  Segments.sync_written  tests/test_meetings.py::test_new_segment_name_is_synced_before_messages
+  Segments.sync_written  tests/test_races.py::test_new_segment_name_is_synced_before_messages
   = self.sync_directory() => pass
 sync-later-forgets-what-was-appended: With fsync_every nothing is ever synced.
   Segments.append  tests/test_clients.py::test_flusher_with_fsync_every_syncs

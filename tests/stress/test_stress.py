@@ -27,7 +27,7 @@ from msgstore.contract import Capability
 from msgstore.engine.write.flusher import Flusher
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.testing.probes import eager_switching
-from stress.worker import USUAL, Board, Findings, Task, Worker, body_of, open_descriptors
+from stress.worker import USUAL, Board, Task, Worker, WorkerReport, body_of, open_descriptors
 from support import CELLS, catalogue, command, in_threads, open_with
 
 pytestmark = pytest.mark.crash
@@ -79,8 +79,8 @@ class StressFiles(UnsyncedFiles):
 
 
 @attrs.define
-class Outcome:
-    findings: Findings = attrs.field(factory=Findings)
+class StressOutcome:
+    findings: WorkerReport = attrs.field(factory=WorkerReport)
     counts: Counter[str] = attrs.field(factory=Counter)
     """Of all workers, and of files; the names are those of ``Worker.counts`` and ``StressFiles.counts``."""
 
@@ -88,14 +88,14 @@ class Outcome:
         return ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
 
 
-def run(path: Path, messages: int, **keys: Any) -> Outcome:
+def run(path: Path, messages: int, **keys: Any) -> StressOutcome:
     """One run on a new store at ``path``. What was found is in the outcome; only a hang is raised, with all stacks."""
-    outcome = Outcome()
+    outcome = StressOutcome()
     in_threads(lambda: _run(path, messages, USUAL | keys, outcome), seconds=SECONDS + SECONDS_A_MESSAGE * messages)
     return outcome
 
 
-def _run(path: Path, messages: int, keys: dict[str, Any], outcome: Outcome) -> None:
+def _run(path: Path, messages: int, keys: dict[str, Any], outcome: StressOutcome) -> None:
     begun, files, findings = time.monotonic(), StressFiles(), outcome.findings
     try:
         with eager_switching(SWITCH_INTERVAL):
@@ -112,7 +112,7 @@ def _run(path: Path, messages: int, keys: dict[str, Any], outcome: Outcome) -> N
     outcome.counts["seconds"] = int(time.monotonic() - begun)
 
 
-def _load(store: msgstore.Store, messages: int, keys: dict[str, Any], outcome: Outcome) -> Counter[bytes]:
+def _load(store: msgstore.Store, messages: int, keys: dict[str, Any], outcome: StressOutcome) -> Counter[bytes]:
     """All threads, from their start to their end. Returns the references that they have left."""
     board, opened, quota = Board(THREADS), open_descriptors(), -(-messages // THREADS)
     living, kept = min(LIVING, max(quota // 3, 1)), min(KEPT, max(quota // 20, 1))
@@ -129,7 +129,7 @@ def _load(store: msgstore.Store, messages: int, keys: dict[str, Any], outcome: O
     return sum((worker.kept for worker in workers), Counter())
 
 
-def _end(store: msgstore.Store, path: Path, keys: dict[str, Any], model: Counter[bytes], outcome: Outcome) -> None:
+def _end(store: msgstore.Store, path: Path, keys: dict[str, Any], model: Counter[bytes], outcome: StressOutcome) -> None:
     """Everything is quiet: compare, close, verify, reopen, compare again."""
     findings, counts = outcome.findings, outcome.counts
     store.flush()
@@ -152,7 +152,7 @@ def _end(store: msgstore.Store, path: Path, keys: dict[str, Any], model: Counter
         compare(again, model, findings, "reopened")
 
 
-def compare(store: msgstore.Store, model: Counter[bytes], findings: Findings, when: str) -> None:
+def compare(store: msgstore.Store, model: Counter[bytes], findings: WorkerReport, when: str) -> None:
     """Ids, references and bytes of everything that the store has, with what it should have."""
     found = Counter({entry.msg_id: entry.references for entry in store.entries()})
     for msg_id in found.keys() | model.keys():

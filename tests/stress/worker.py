@@ -34,7 +34,7 @@ def body_of(msg_id: bytes) -> bytes:
     return (msg_id + _NOISE[start : start + size])[:size]
 
 
-class Findings:
+class WorkerReport:
     """What was not as it should be, by kind. Any thread adds to it; one that looks at ``stop`` now and then ends early."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Task:
 class Worker(threading.Thread):
     """``run`` ends when the quota is written, removed down to what is kept, and confirmed; or when anything was found."""
 
-    def __init__(self, task: Task, store: msgstore.Store, board: Board, findings: Findings) -> None:
+    def __init__(self, task: Task, store: msgstore.Store, board: Board, findings: WorkerReport) -> None:
         super().__init__(name=f"stress-{task.number}", daemon=True)
         self.task = task
         self.counts: Counter[str] = Counter()

@@ -30,10 +30,10 @@ Reads = Literal["pread", "mmap"]
 
 @attrs.frozen
 class FsyncEvery:
-    """Durability ``{ fsync_every = "100ms" }``: confirmed messages are synced within this time."""
+    """Durability ``{ fsync_every = "100ms" }``: confirmed messages are synced within about this time."""
 
     fsync_every: Duration
-    """Longest time between the confirm and the sync."""
+    """Longest time between the confirm and the begin of the sync."""
 
 
 Durability = Literal["os", "fsync"] | FsyncEvery

@@ -21,15 +21,15 @@ from msgstore.contract import Columns, ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.jobs import classes
 from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
-from msgstore.jobs.counts import check_weights, find_shares, read_share, weight_of
+from msgstore.jobs.counts import check_weights, find_splits, read_split, weight_of
 from msgstore.jobs.diff import DIGEST, DiffJob, DiffReport, Side, digest
-from msgstore.jobs.inputs import Found, SegmentInput
+from msgstore.jobs.inputs import JobInputs, SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, report_of
-from msgstore.jobs.reading.segment_check import judge, read_intact
-from msgstore.jobs.reading.shares import Share
+from msgstore.jobs.reading.segment_check import check_segment, read_intact
+from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.reconcile import report_of as reconcile_report_of
-from msgstore.jobs.tasks import pack
+from msgstore.jobs.tasks import group_into_tasks
 from msgstore_spark.tasks import IS_RECORD, SegmentRows, first_copies, map_tasks, on_disk, read_segments, segment_results
 
 # -- files of counts ----------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
 
     Raises ConfigError if an id has more references than a store can count. An invalid line or row fails the task.
     """
-    read = map_tasks(spark, _read_counts, find_shares([path]), pa.schema({"id": pa.binary(), "count": pa.int64()}))
+    read = map_tasks(spark, _read_counts, find_splits([path]), pa.schema({"id": pa.binary(), "count": pa.int64()}))
     sums = read.groupBy("id").agg(sf.sum(sf.col("count").cast("decimal(38,0)")).alias("count"))
     many = sums.where(f"count > {MAX_REFERENCES}").head()
     if many is not None:
@@ -50,8 +50,8 @@ def read_counts(spark: SparkSession, path: str) -> DataFrame:
     return sums.where("count > 0").withColumn("count", sf.col("count").cast("long"))
 
 
-def _read_counts(_: int, share: Share) -> Iterator[pa.RecordBatch]:
-    for batch in read_share(share):
+def _read_counts(_: int, split: FileSplit) -> Iterator[pa.RecordBatch]:
+    for batch in read_split(split):
         yield pa.RecordBatch.from_arrays([pc.cast(batch.column(0), pa.binary()), batch.column(1)], ["id", "count"])
 
 
@@ -60,7 +60,10 @@ def _read_counts(_: int, share: Share) -> Iterator[pa.RecordBatch]:
 
 def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
     """Run the job and return its report."""
-    a, b = (read_segments(spark, _digests, pack(found.inputs), digest=pa.binary()) for found in (job.found_a, job.found_b))
+    a, b = (
+        read_segments(spark, _digests, group_into_tasks(found.inputs), digest=pa.binary())
+        for found in (job.found_a, job.found_b)
+    )
     first_a, first_b = (
         first_copies(read.where(IS_RECORD), "digest").withColumnRenamed("digest", name) for name, read in (("a", a), ("b", b))
     )
@@ -82,7 +85,7 @@ def _digests(item: SegmentInput) -> SegmentRows:
     return found.records, {"digest": fixed_width(found.digests, DIGEST)}, found.damage
 
 
-def _side(path: str, found: Found, read: DataFrame) -> Side:
+def _side(path: str, found: JobInputs, read: DataFrame) -> Side:
     side, damage = Side.of(path, found), segment_results(read)
     for item in found.inputs:
         side.add_damage(item.path, damage[item.rank])
@@ -95,18 +98,18 @@ def _side(path: str, found: Found, read: DataFrame) -> Side:
 def inventory(spark: SparkSession, job: InventoryJob) -> InventoryReport:
     """Run the job and return its report. Ids are shuffled only if counts are given, to find live records."""
     with_ids = job.counts is not None
-    read = read_segments(spark, partial(_scan, with_ids=with_ids), pack(job.found.inputs), size=pa.int64())
+    read = read_segments(spark, partial(_scan, with_ids=with_ids), group_into_tasks(job.found.inputs), size=pa.int64())
     with on_disk(read if with_ids else None):
         segments = segment_results(read)
         if job.counts is not None:
             live = _live(spark, job, read.where(IS_RECORD), job.counts)
             for rank, found in segments.items():
-                found.stock.live, found.stock.live_bytes = live.get(rank, (0, 0))
+                found.segment.live, found.segment.live_bytes = live.get(rank, (0, 0))
     return report_of(job, ((item, segments[item.rank]) for item in job.found.inputs))
 
 
 def _scan(item: SegmentInput, with_ids: bool) -> SegmentRows:
-    found = judge(item, with_records=with_ids)
+    found = check_segment(item, with_records=with_ids)
     return found.records, {"size": int64(found.records.sizes)}, attrs.evolve(found, records=Columns())
 
 
@@ -139,15 +142,15 @@ def reconcile(spark: SparkSession, job: ReconcileJob) -> ReconcileReport:
     Arrow columns, not by Spark: nearly every id comes once or twice, so a partial aggregation before the shuffle would fill a
     hash table without reducing the rows. A task sends the results for its segments with the rows, in place of an id.
     """
-    records = map_tasks(spark, _records, pack(job.found.inputs), _SHUFFLED)
-    changes = map_tasks(spark, partial(_changes, in_memory=_MAX_ROWS_IN_MEMORY), job.shares, _SHUFFLED)
+    records = map_tasks(spark, _records, group_into_tasks(job.found.inputs), _SHUFFLED)
+    changes = map_tasks(spark, partial(_changes, in_memory=_MAX_ROWS_IN_MEMORY), job.splits, _SHUFFLED)
     by_id = records.union(changes).repartition("id")
     with classes.staging_of(job) as staging:
         finish_partition = partial(_finish, staging=staging.path if staging else None, in_memory=_MAX_ROWS_IN_MEMORY)
         parts = [pickle.loads(row.part) for row in by_id.mapInArrow(finish_partition, "part binary").collect()]
         results = dict(pair for _, _, pairs in parts for pair in pairs)
-        counted = [results["share", number] for number in range(len(job.shares))]
-        check_weights((share, weight) for share, (_, weight) in zip(job.shares, counted, strict=True))
+        counted = [results["split", number] for number in range(len(job.splits))]
+        check_weights((split, weight) for split, (_, weight) in zip(job.splits, counted, strict=True))
         total = sum(rows for rows, _ in counted)
         report = reconcile_report_of(job, ((item, results["segment", item.rank]) for item in job.found.inputs), total)
         for part, _, _ in parts:
@@ -164,16 +167,16 @@ def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
         yield _result_row(("segment", item.rank), good.damage)
 
 
-def _changes(number: int, share: Share, in_memory: int) -> Iterator[pa.RecordBatch]:
+def _changes(number: int, split: FileSplit, in_memory: int) -> Iterator[pa.RecordBatch]:
     rows, weight = 0, 0.0
     with IdAggregator(_CHANGES, in_memory, _local_directory()) as sums:
-        for batch in read_share(share):
+        for batch in read_split(split):
             sums.add(batch)
             rows += batch.num_rows
             weight += weight_of(batch)
         for changes in sums.totals():
             yield from _rows(changes, "count", is_record=False)
-    yield _result_row(("share", number), (rows, weight))
+    yield _result_row(("split", number), (rows, weight))
 
 
 def _rows(found: pa.Table | pa.RecordBatch, number: str, *, is_record: bool) -> Iterator[pa.RecordBatch]:

@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from msgstore.contract import ConfigError
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs
-from msgstore.jobs.output.parts import Target
-from msgstore.jobs.tasks import TASK_SIZE, pack
-from msgstore.jobs.workers import OpenCodec, installed, open_codec
+from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
+from msgstore.jobs.output.parts import StoreSpec
+from msgstore.jobs.tasks import TASK_SIZE, group_into_tasks
+from msgstore.jobs.workers import OpenCodec, open_codec, worker_catalogue
 from msgstore.scan import bind_records
 from msgstore.units import parse_size
 
@@ -73,18 +73,18 @@ class ReadOptions:
             )
         return cls(paths, **parsed)
 
-    def pack(self, inputs: Collection[SegmentInput], *, bodies: bool = True) -> list[tuple[SegmentInput, ...]]:
+    def group_into_tasks(self, inputs: Collection[SegmentInput], *, bodies: bool = True) -> list[tuple[SegmentInput, ...]]:
         """Group the segments into tasks. Without ``bodies`` and with many segments, they are larger: fixed costs count."""
         larger = 1 if bodies else min(max(1, sum(found.size for found in inputs) / TASK_SIZE / _MIN_SCANS), 4)
-        return pack(inputs, self.task_size or int(larger * TASK_SIZE))
+        return group_into_tasks(inputs, self.task_size or int(larger * TASK_SIZE))
 
     def codec(self) -> OpenCodec | None:
         """Return the body codec, or None."""
         return open_codec(self.body) if self.body else None
 
-    def find(self) -> Found:
+    def find(self) -> JobInputs:
         """Find the segments that exist now. Raises StoreError, PluginError or ConfigError."""
-        catalogue = installed()
+        catalogue = worker_catalogue()
         return find_inputs(catalogue, self.paths, records=bind_records(catalogue, self.records, "option 'records'"))
 
 
@@ -92,7 +92,7 @@ class ReadOptions:
 class WriteOptions:
     """Options of the writer of a new store."""
 
-    target: Target
+    target: StoreSpec
     ignore_others: bool
 
     @classmethod
@@ -103,7 +103,7 @@ class WriteOptions:
         if not path:
             raise ConfigError('msgstore: the destination is missing: write .save("DIRECTORY")')
         parsed = _parse(given, WRITE_OPTIONS)
-        return cls(ignore_others=parsed.pop("ignore_others", False), target=Target(_local(path), **parsed))
+        return cls(ignore_others=parsed.pop("ignore_others", False), target=StoreSpec(_local(path), **parsed))
 
 
 def _parse(options: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:

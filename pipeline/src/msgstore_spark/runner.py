@@ -17,11 +17,11 @@ from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport
-from msgstore.jobs.reading.shares import Share
+from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.salvage import SalvageJob, SalvageReport
-from msgstore.jobs.tasks import Meter, Progress
+from msgstore.jobs.tasks import ProgressCallback, ProgressMeter
 from msgstore_spark.errors import task_errors
 from msgstore_spark.executors import check_executors
 from msgstore_spark.jobs import diff, inventory, reconcile
@@ -41,32 +41,34 @@ class SparkRunner(JobRunner):
     def __init__(self, options: SparkOptions) -> None:
         self._options = options
 
-    def salvage(self, job: SalvageJob, progress: Progress | None = None) -> SalvageReport:
+    def salvage(self, job: SalvageJob, progress: ProgressCallback | None = None) -> SalvageReport:
         with self._checked_session(progress, job.found.inputs) as spark:
             return salvage(spark, job)
 
-    def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
-        with self._checked_session(progress, job.found.inputs, job.shares) as spark:
+    def reconcile(self, job: ReconcileJob, progress: ProgressCallback | None = None) -> ReconcileReport:
+        with self._checked_session(progress, job.found.inputs, job.splits) as spark:
             return reconcile(spark, job)
 
-    def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:
+    def inventory(self, job: InventoryJob, progress: ProgressCallback | None = None) -> InventoryReport:
         with self._checked_session(progress, job.found.inputs) as spark:
             return inventory(spark, job)
 
-    def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
+    def diff(self, job: DiffJob, progress: ProgressCallback | None = None) -> DiffReport:
         with self._checked_session(progress, job.found_a.inputs, job.found_b.inputs) as spark:
             return diff(spark, job)
 
-    def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
+    def export(self, job: ExportJob, progress: ProgressCallback | None = None) -> ExportReport:
         with self._checked_session(progress, job.found.inputs) as spark:
-            return export(job, partial(run_tasks, spark), Meter(job.size))
+            return export(job, partial(run_tasks, spark), ProgressMeter(job.size))
 
-    def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
-        with self._checked_session(progress, job.shares) as spark:
-            return import_messages(job, partial(run_tasks, spark), Meter(job.size))
+    def import_messages(self, job: ImportJob, progress: ProgressCallback | None = None) -> ImportReport:
+        with self._checked_session(progress, job.splits) as spark:
+            return import_messages(job, partial(run_tasks, spark), ProgressMeter(job.size))
 
     @contextmanager
-    def _checked_session(self, progress: Progress | None, *inputs: Iterable[SegmentInput | Share]) -> Iterator[SparkSession]:
+    def _checked_session(
+        self, progress: ProgressCallback | None, *inputs: Iterable[SegmentInput | FileSplit]
+    ) -> Iterator[SparkSession]:
         """Yield the session, after a check that its executors have the driver's plugins and can read the inputs: one of each
         directory."""
         spark = session(self._options.master)
@@ -80,7 +82,7 @@ class SparkRunner(JobRunner):
 
 
 @contextmanager
-def _report_progress(spark: SparkSession, progress: Progress | None) -> Iterator[None]:
+def _report_progress(spark: SparkSession, progress: ProgressCallback | None) -> Iterator[None]:
     """Call ``progress(finished tasks, known tasks)`` five times a second during the block, on another thread.
 
     After a successful end, all known tasks are reported as finished. A session on Spark Connect reports no progress.

@@ -19,8 +19,8 @@ from pyspark.sql import functions as sf
 from msgstore.contract import Columns, Damage
 from msgstore.jobs.columns.sums import int64
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.output.commit import Staging
-from msgstore.jobs.output.parts import Part
+from msgstore.jobs.output.commit import StoreStaging
+from msgstore.jobs.output.parts import StorePart
 from msgstore.jobs.reading.segment_check import IntactRecords
 from msgstore.jobs.salvage import NAMED, InputReport, SalvageJob, SalvageReport, Selection, copy, examine, report_of
 from msgstore_spark.jobs import read_counts
@@ -46,7 +46,7 @@ def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
             missing, names = absent.count(), [bytes(row.id) for row in absent.orderBy("id").limit(NAMED).collect()]
         results: Results = segment_results(examined)
         report = report_of(job, _rows(job, results, first, None if counts is None else referenced), missing, names)
-        with Staging.begin(job.target, sources=job.sources) as staging:
+        with StoreStaging.begin(job.target, sources=job.sources) as staging:
             staging.commit(_copy(spark, first, results, job, staging.path), _counts_of(counts, first))
     return report
 
@@ -90,7 +90,7 @@ def _sums(records: DataFrame) -> dict[int, tuple[int, int]]:
     return {row.rank: (row.bytes, row.records) for row in found}
 
 
-def _copy(spark: SparkSession, first: DataFrame, results: Results, job: SalvageJob, staging: str) -> Iterator[Part]:
+def _copy(spark: SparkSession, first: DataFrame, results: Results, job: SalvageJob, staging: str) -> Iterator[StorePart]:
     """Copy the first copies, and yield a part for each task that has any. Spark returns the rows of one attempt per task."""
     tasks, light = job.tasks(), job.for_workers()
     checked = [[(absolute(item), results[item.rank][1].crc32) for item in task] for task in tasks]

@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import as_text, damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
-from msgstore.jobs.inputs import Found, SegmentInput
+from msgstore.jobs.inputs import JobInputs, SegmentInput
 from msgstore.jobs.reading.segment_check import UNSETTLED, SegmentRange, TailPosition, poll
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.tasks import freeze_imports
@@ -75,7 +75,7 @@ class MsgStoreSource(DataSource):
         return SegmentStreamReader(options, columns(full_schema(options, options.find()), schema))
 
 
-def full_schema(options: ReadOptions, found: Found) -> pa.Schema:
+def full_schema(options: ReadOptions, found: JobInputs) -> pa.Schema:
     """Return all columns of the requested relation."""
     if options.relation == "damage":
         return DAMAGE
@@ -116,7 +116,7 @@ class SegmentPartition(InputPartition):
 class SegmentReader(DataSourceReader):
     """Reader of one query. Created on the driver, and pickled to the executors with one partition per task."""
 
-    def __init__(self, options: ReadOptions, found: Found, schema: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, found: JobInputs, schema: pa.Schema) -> None:
         self._options = options
         self._found = found
         self._schema = schema
@@ -148,7 +148,7 @@ class SegmentReader(DataSourceReader):
         return remaining
 
     def partitions(self) -> list[InputPartition]:
-        tasks = self._options.pack(self._found.inputs, bodies=self._bodies)
+        tasks = self._options.group_into_tasks(self._found.inputs, bodies=self._bodies)
         partitions: list[InputPartition] = [SegmentPartition(task) for task in tasks]
         if self._options.relation == "damage" and self._found.damage:
             partitions.append(SegmentPartition((), (spans_batch(self._found.damage),)))
@@ -169,7 +169,7 @@ class SegmentReader(DataSourceReader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the list of all segments: a task receives its own partition."""
-        return self.__dict__ | {"_found": Found((), (), (), ())}
+        return self.__dict__ | {"_found": JobInputs((), (), (), ())}
 
 
 class _PushFilters:
@@ -259,7 +259,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for found in self._options.find().inputs
             if found.path in changed
         ]
-        tasks = self._options.pack(inputs)
+        tasks = self._options.group_into_tasks(inputs)
         return [SegmentPartition(task, stretches=tuple(changed[found.path] for found in task)) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

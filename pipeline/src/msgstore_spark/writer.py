@@ -27,8 +27,8 @@ from pyspark.sql.types import StructType
 
 from msgstore.contract import StoreError
 from msgstore.jobs.columns.schemas import check_columns, messages_of
-from msgstore.jobs.output.commit import Staging
-from msgstore.jobs.output.parts import Part, PartWriter
+from msgstore.jobs.output.commit import StoreStaging
+from msgstore.jobs.output.parts import PartWriter, StorePart
 from msgstore_spark.options import WriteOptions
 
 
@@ -36,7 +36,7 @@ from msgstore_spark.options import WriteOptions
 class StoreCommitMessage(WriterCommitMessage):
     """Result of one task."""
 
-    part: Part
+    part: StorePart
 
 
 class StoreWriter(DataSourceArrowWriter):
@@ -53,7 +53,7 @@ class StoreWriter(DataSourceArrowWriter):
         self._columns = check_columns(
             to_arrow_schema(schema), self._target.path, ignore_others=given.ignore_others, option="the option ignoreOthers"
         )
-        with Staging.begin(self._target) as staging:
+        with StoreStaging.begin(self._target) as staging:
             self._staging = staging.path
             staging.hand_over(os.getppid())
 
@@ -71,11 +71,11 @@ class StoreWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         parts = [message.part for message in messages if isinstance(message, StoreCommitMessage)]
-        with Staging.join(self._target, self._staging) as staging:
+        with StoreStaging.join(self._target, self._staging) as staging:
             if len(parts) != len(messages):
                 missing = len(messages) - len(parts)
                 raise StoreError(f"{self._target.path}: {missing} tasks returned no result. Run the job again")
             staging.commit(parts)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        Staging.join(self._target, self._staging).abandon()
+        StoreStaging.join(self._target, self._staging).abandon()

@@ -15,7 +15,7 @@ import pytest
 from crash.files import unwritable
 from lmdb_support import MIB, Entry, commit, ids, limited, opened, stored
 from msgstore.testing import IndexTests
-from msgstore.testing.index_model import Place
+from msgstore.testing.index_model import IndexDirectory
 from msgstore.testing.subjects import Subject
 from msgstore_lmdb_index import plugin
 from msgstore_lmdb_index.environment import Environment
@@ -139,7 +139,7 @@ def test_commits_that_fail_beside_threads(tmp_path: Path, beside: Callable[..., 
                 failures.append(error)
         raise AssertionError("no commit succeeds")
 
-    place = Place(Subject.of(*plugin.msgstore_indexes()), tmp_path)
+    place = IndexDirectory(Subject.of(*plugin.msgstore_indexes()), tmp_path)
     patch = mock.patch.object
     with patch(Environment, "write", write_or_fail), patch(LmdbIndex, "commit", commit_at_last):
         beside(IndexTests(), place)

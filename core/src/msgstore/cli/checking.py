@@ -51,7 +51,7 @@ class DamagedSpan:
 
 
 @attrs.frozen
-class Finding:
+class Inconsistency:
     """A contradiction between index, counts and segments. Without an id it concerns the whole segment."""
 
     file: str
@@ -78,7 +78,7 @@ class SegmentCheck:
     size: int = 0
     scan: SegmentScan | None = None
     """None if the file is missing."""
-    findings: list[Finding] = attrs.field(factory=list)
+    findings: list[Inconsistency] = attrs.field(factory=list)
 
     @property
     def counts_agree(self) -> bool:
@@ -123,6 +123,8 @@ class Checker:
     files: Files
     read: Callable[[bytes], bytes]
     """A client's method: a message that it can read was moved, not damaged."""
+    decode_body: Callable[[bytes, bytes], bytes]
+    """That of :class:`msgstore.engine.backends.Backends`."""
     rate: int | None = None
     """Most bytes per second, or None for no limit. A pause after each read keeps it."""
 
@@ -184,7 +186,7 @@ class Checker:
                 reason = "size_mismatch" if len(record) != entry.size else None
                 try:
                     if reason is None:
-                        form.format.decode(entry.msg_id, record)
+                        self.decode_body(entry.msg_id, form.format.decode(entry.msg_id, record))
                 except RecordError as error:
                     reason = error.reason
                 if reason is not None:
@@ -215,13 +217,13 @@ def check_segments(target: StoreTarget, store: Store, rate: int | None, behind: 
 
     If a writer has the store open, its counts change meanwhile and are not compared.
     """
-    formats = target.backends().formats
+    backends = target.backends()
     is_live = store.stats().recovery.how == "live"
     entries = ((entry.number, 1, entry) for entry in store.entries())
     segments = ((segment.number, 0, segment) for segment in store.segments())
     merged: Iterator[tuple[int, int, Any]] = heapq.merge(segments, entries, key=lambda item: item[:2])
     with store.client() as client:
-        checker = Checker(Files(), client.read, rate)
+        checker = Checker(Files(), client.read, backends.decode_body, rate)
         for number, group in groupby(merged, key=lambda item: item[0]):
             items = [item for _, _, item in group]
             if number <= behind:
@@ -231,12 +233,12 @@ def check_segments(target: StoreTarget, store: Store, rate: int | None, behind: 
             if segment is None:
                 check.spans = checker.find_lost(items, check.path, "segment_missing")
             else:
-                checker.check(check, formats.by_name(segment.format))
+                checker.check(check, backends.formats.by_name(segment.format))
                 check.findings = [] if is_live else list(_find_inconsistencies(segment, check.size, items))
             yield check
 
 
-def _find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[StoredMessage]) -> Iterator[Finding]:
+def _find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterable[StoredMessage]) -> Iterator[Inconsistency]:
     """Yield the contradictions of index, counts and segment. Reads no record.
 
     ``entries``: all index entries of the segment, by offset. ``file_size``: size of the file, not of the segment's row.
@@ -246,17 +248,19 @@ def _find_inconsistencies(segment: SegmentStats, file_size: int, entries: Iterab
     for entry in entries:
         place = entry.msg_id.hex(), entry.offset, entry.size
         if entry.references < 1:
-            yield Finding(segment.file, "no_reference", f"{entry.references} references", *place)
+            yield Inconsistency(segment.file, "no_reference", f"{entry.references} references", *place)
         if entry.offset < segment.header_bytes or entry.offset + entry.size > file_size:
             inside = f"the segment's records are between {segment.header_bytes} and {file_size}"
-            yield Finding(segment.file, "outside_the_segment", inside, *place)
+            yield Inconsistency(segment.file, "outside_the_segment", inside, *place)
         if previous is not None and entry.offset == previous.offset:
-            yield Finding(segment.file, "same_place", f"so is {previous.msg_id.hex()}", *place)
+            yield Inconsistency(segment.file, "same_place", f"so is {previous.msg_id.hex()}", *place)
         elif previous is not None and entry.offset < end:
-            yield Finding(segment.file, "overlap", f"the record before it, {previous.msg_id.hex()}, ends at {end}", *place)
+            yield Inconsistency(
+                segment.file, "overlap", f"the record before it, {previous.msg_id.hex()}, ends at {end}", *place
+            )
         count, total = count + 1, total + entry.size
         previous, end = entry, max(end, entry.offset + entry.size)
     for what, row, index in (("live_count", segment.live_count, count), ("live_bytes", segment.live_bytes, total)):
         if row != index:
             noun = what.replace("_count", " records").replace("_", " ")
-            yield Finding(segment.file, what, f"the segment's row counts {row} {noun}, the index has {index}")
+            yield Inconsistency(segment.file, what, f"the segment's row counts {row} {noun}, the index has {index}")

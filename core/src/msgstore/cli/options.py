@@ -18,7 +18,7 @@ from msgstore.contract import ConfigError, Duration, StoreError
 from msgstore.directory import SETTINGS, Settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.open.clean_shutdown import CLEAN
-from msgstore.engine.opening import Live, open_configured, remembered_config
+from msgstore.engine.opening import LiveMode, open_configured, remembered_config
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.counts import sums_of
@@ -205,7 +205,7 @@ class StoreTarget:
         return bool(list_segments(Files(), self.path, resolve(self.config, self.catalogue, None).formats.extensions))
 
     def open(
-        self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None, *, live: Live = "beside"
+        self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None, *, live: LiveMode = "beside"
     ) -> Store:
         """Open the store without background collection, and show the progress of a recovery."""
         if refcounts is None and self.refcounts_file is not None:

@@ -71,7 +71,7 @@ def live_records(
             references = {names.get(number, ""): {e.offset: e.references for e in entries} for number, entries in by_number}
             return LiveReferences(references, frozenset(segment.file for segment in found if segment.quarantined))
     except MsgStoreError as error:
-        output.note(f"{error} Drawn without live records.")
+        output.note(f"Drawn without live records. {error}")
         return None
 
 

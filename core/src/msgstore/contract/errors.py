@@ -93,7 +93,7 @@ class MessageNotFound(MsgStoreError, KeyError):
 
 
 class RecordError(MsgStoreError):
-    """Raised by formats, record types and codecs for a damaged record. The reader turns it into CorruptRecord."""
+    """Raised by plugins for a damaged record. Has ``reason`` and ``detail``. The reader turns it into CorruptRecord."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

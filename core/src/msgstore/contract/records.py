@@ -71,7 +71,7 @@ class RecordType(Protocol):
     """Methods are called from any thread, several at a time, and keep no state between calls."""
 
     overhead: int
-    """Size of a record with an empty body, type, size and id included. The same for all options."""
+    """Size of a record without its body, the same for all bodies and options. A record has the body unchanged, in one piece."""
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own."""

@@ -32,7 +32,7 @@ from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.writer_lock import check_no_writer, parse_lock
 
-Live = Literal["follow", "beside", "never"]
+LiveMode = Literal["follow", "beside", "never"]
 
 _MAX_ATTEMPTS = 20
 """Writers that may come and go while the store is being opened."""
@@ -58,7 +58,8 @@ def open_store(
 
     ``mode="r"`` refuses changes, and writes nothing into the directory, not even a lock. With an index that can be read beside
     its writer (capability LIVE_READS) another process may have the store open for writing, or open it so later: each call
-    then sees everything that was confirmed before it began. Such an index may note its readers in files of its own.
+    then sees everything that was confirmed before it began, or with ``fsync_every`` up to the last sync. Such an index may note
+    its readers in files of its own.
 
     Raises ConfigError, PluginError, StoreLocked, StoreMismatch, NotAdopted, StoreError.
     """
@@ -116,7 +117,7 @@ def open_configured(
     refcounts: Iterable[tuple[bytes, int]] | None = None,
     files: Files | None = None,
     progress: RecoveryProgress | None = None,
-    live: Live = "follow",
+    live: LiveMode = "follow",
 ) -> Store:
     """Open what a checked configuration describes. ``files`` is the seam where tests count operations and inject faults.
 
@@ -197,8 +198,9 @@ def _open_live(config: StoreConfig, catalogue: Catalogue, files: Files, open_it:
 class LiveStore(Store):
     """A :class:`Store` with ``mode="r"`` that follows writers in other processes.
 
-    Each call sees everything that was confirmed before it began. Numbers are those of the last commit: buffered messages of a
-    writer are not counted. Until a writer comes, the store shows what its opening recovered, unconfirmed records included.
+    Each call sees everything that was confirmed before it began; with ``fsync_every``, everything up to the last sync. Numbers
+    are those of the last commit: buffered messages of a writer are not counted. Until a writer comes, the store shows what its
+    opening recovered, unconfirmed records included.
     """
 
     def __init__(self, opened: OpenDirectory, catalogue: Catalogue, tracker: WriterTracker, obstacle: str | None) -> None:

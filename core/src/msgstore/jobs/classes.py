@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 
 from msgstore.contract import Damage
 from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
-from msgstore.jobs.counts import check_weights, read_share, weight_of
+from msgstore.jobs.counts import check_weights, read_split, weight_of
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.output.datasets import DatasetStaging, DatasetWriter, Written, dataset, folder
+from msgstore.jobs.output.datasets import DatasetPart, DatasetStaging, DatasetWriter, dataset, folder
 from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
-from msgstore.jobs.reading.shares import Share
+from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
-from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
+from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_segments
 
 ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.int64()), ("size", pa.int64())])
 """A record or a change. Grouping both by id is their full outer join, at half the cost."""
@@ -33,7 +33,7 @@ def rows_of_records(good: IntactRecords) -> pa.RecordBatch:
     return rows_of(fixed_width(good.records.ids), sizes=int64(good.records.sizes))
 
 
-def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, task: int) -> list[Written]:
+def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, task: int) -> list[DatasetPart]:
     """Add every id of ``sums`` to its class, and write it into the folder of the class, if there is a ``staging`` directory.
 
     Raises StoreIOError.
@@ -71,7 +71,7 @@ def _classify(rows: pa.Table) -> dict[str, pa.Table]:
     return {name: rows.filter(mask) for name, mask in masks.items()}
 
 
-def commit(staging: DatasetStaging, written: Sequence[Written]) -> None:
+def commit(staging: DatasetStaging, written: Sequence[DatasetPart]) -> None:
     """Publish the files of all tasks. The folder of live ids always exists, because other commands take it as input."""
     staging.commit(written, WRITTEN_ROWS, folder([("class", "live")]))
 
@@ -81,23 +81,23 @@ def staging_of(job: ReconcileJob) -> AbstractContextManager[DatasetStaging | Non
     return nullcontext() if job.to is None else dataset(job.to, [*job.sources, *job.deltas])
 
 
-def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> ReconcileReport:
+def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: ProgressMeter) -> ReconcileReport:
     """Execute a job. ``run`` executes the tasks that read segments; this process reads the changes, and adds up by id."""
     with IdAggregator(ROWS) as sums, staging_of(job) as staging:
 
         def records() -> Iterator[tuple[SegmentInput, Sequence[Damage]]]:
-            for item, good in map_segments(run, read_intact, pack(job.found.inputs), meter):
+            for item, good in map_segments(run, read_intact, group_into_tasks(job.found.inputs), meter):
                 sums.add(rows_of_records(good))
                 yield item, good.damage
 
         changes = 0
-        weights: list[tuple[Share, float]] = []
-        for share in job.shares:
-            for batch in read_share(share):
+        weights: list[tuple[FileSplit, float]] = []
+        for split in job.splits:
+            for batch in read_split(split):
                 sums.add(rows_of(batch["id"], count=batch["count"]))
                 changes += batch.num_rows
-                weights.append((share, weight_of(batch)))
-            meter.add(share.size)
+                weights.append((split, weight_of(batch)))
+            meter.add(split.size)
         check_weights(weights)
         report = report_of(job, records(), changes)
         written = finish(sums, report, staging.path if staging else None, 0)

@@ -1,6 +1,6 @@
 """Reference counts, or changes of them, in files: lines ``id,count``, or Parquet with the columns ``id`` and ``count``.
 
-Any process reads a share of a file into record batches. Lines alone are also read without pyarrow, the extra
+Any process reads a split of a file into record batches. Lines alone are also read without pyarrow, the extra
 ``msgstore[parquet]``.
 """
 
@@ -19,7 +19,16 @@ from msgstore.contract import ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.open.recovery import sum_counts
 from msgstore.jobs.paths import find_files
-from msgstore.jobs.reading.shares import SHARE, Share, io_errors, is_parquet, line_number, open_parquet, read_blocks, shares_of
+from msgstore.jobs.reading.splits import (
+    SPLIT_SIZE,
+    FileSplit,
+    io_errors,
+    is_parquet,
+    line_number,
+    open_parquet,
+    read_blocks,
+    splits_of,
+)
 from msgstore.jobs.workers import check_pyarrow
 
 if TYPE_CHECKING:
@@ -52,7 +61,7 @@ def sums_of(path: Path | str) -> dict[bytes, int]:
 def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
     """Yield (id, count) of each line or row, in the order of the file. Raises ConfigError for other content, StoreIOError.
 
-    Parquet is a file or a directory of files (:func:`find_shares`). Lines may come from a pipe.
+    Parquet is a file or a directory of files (:func:`find_splits`). Lines may come from a pipe.
     """
     path = Path(path)
     with io_errors(path):
@@ -61,8 +70,8 @@ def read_counts(path: Path | str) -> Iterator[tuple[bytes, int]]:
                 yield from _read_lines(lines, path)
             return
     check_pyarrow(f"{path}: Parquet is read")
-    for share in find_shares([path]):
-        for batch in read_share(share):
+    for split in find_splits([path]):
+        for batch in read_split(split):
             yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 
@@ -74,32 +83,32 @@ def weight_of(batch: pa.RecordBatch) -> float:
     return float(pc.sum(pc.abs(pc.cast(batch.column(1), pa.float64(), safe=False))).as_py() or 0)
 
 
-def check_weights(weights: Iterable[tuple[Share, float]]) -> None:
-    """Check the weights of all shares of a job. Raises ConfigError if a sum by id might not be exact."""
+def check_weights(weights: Iterable[tuple[FileSplit, float]]) -> None:
+    """Check the weights of all splits of a job. Raises ConfigError if a sum by id might not be exact."""
     total = 0.0
-    for share, weight in weights:
+    for split, weight in weights:
         total += weight
         if total > MAX_WEIGHT:
-            raise ConfigError(f"{share.path}: up to here the counts add up to {total:.0f}, without signs; sums have 64 bits")
+            raise ConfigError(f"{split.path}: up to here the counts add up to {total:.0f}, without signs; sums have 64 bits")
 
 
-def find_shares(paths: Iterable[Path | str], size: int = SHARE) -> list[Share]:
-    """Return the shares of files, and of directories of Parquet files at any depth, by name. Each file counts once.
+def find_splits(paths: Iterable[Path | str], size: int = SPLIT_SIZE) -> list[FileSplit]:
+    """Return the splits of files, and of directories of Parquet files at any depth, by name. Each file counts once.
 
     Spark and pyarrow begin the names of unfinished files and markers with ``_`` or ``.``: these are ignored in directories.
     Raises ConfigError for other paths, and for a file in a directory that probably has counts in another form; StoreIOError.
     """
     paths = list(map(Path, paths))
     files = find_files(paths, lambda file: file in paths or _is_data(file), "of counts, which are Parquet in a directory")
-    shares: list[Share] = []
+    splits: list[FileSplit] = []
     for file in files:
-        found, schema = shares_of(file, size)
+        found, schema = splits_of(file, size)
         if schema is not None:
             from msgstore.jobs.columns.schemas import COUNTS, check_columns
 
             check_columns(schema, str(file), COUNTS, ignore_others=True)
-        shares += found
-    return shares
+        splits += found
+    return splits
 
 
 def _is_data(file: Path) -> bool:
@@ -115,14 +124,14 @@ def _is_data(file: Path) -> bool:
     return False
 
 
-def read_share(share: Share) -> Iterator[pa.RecordBatch]:
+def read_split(split: FileSplit) -> Iterator[pa.RecordBatch]:
     """Yield batches of ids, ``binary(16)``, and counts. Raises ConfigError for an invalid line or row, with file and place;
     StoreIOError."""
-    if share.is_parquet:
-        yield from _rows(share)
+    if split.is_parquet:
+        yield from _rows(split)
         return
-    for offset, block in read_blocks(share):
-        yield (_parse_fast(block) if offset else None) or _parse(share.path, offset, block)
+    for offset, block in read_blocks(split):
+        yield (_parse_fast(block) if offset else None) or _parse(split.path, offset, block)
 
 
 def _read_lines(lines: Iterable[str], path: Path | str, first: int = 1) -> Iterator[tuple[bytes, int]]:
@@ -190,17 +199,17 @@ def _batch(ids: bytes, counts: pa.Array) -> pa.RecordBatch:
     return pa.record_batch([fixed_width(ids), counts], ["id", "count"])
 
 
-def _rows(share: Share) -> Iterator[pa.RecordBatch]:
+def _rows(split: FileSplit) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    with open_parquet(share.path) as file:
-        for batch in file.iter_batches(row_groups=list(range(share.begin, share.end)), columns=["id", "count"]):
+    with open_parquet(split.path) as file:
+        for batch in file.iter_batches(row_groups=list(range(split.begin, split.end)), columns=["id", "count"]):
             ids, counts = pc.cast(batch.column("id"), pa.binary()), pc.cast(batch.column("count"), pa.int64())
             fits = pc.and_(pc.less_equal(counts, MAX_COUNT), pc.greater_equal(counts, -MAX_COUNT))
             good = pc.and_(pc.equal(pc.binary_length(ids), 16), fits)
             first = pc.index(pc.coalesce(good, pa.scalar(False)), False).as_py()
             if first >= 0:
                 row = f"the id {ids[first].as_py()!r} and the count {counts[first].as_py()!r}"
-                raise ConfigError(f"{share.path}: a row has {row}; an id is 16 bytes, and a count at most {MAX_COUNT}")
+                raise ConfigError(f"{split.path}: a row has {row}; an id is 16 bytes, and a count at most {MAX_COUNT}")
             yield pa.record_batch([pc.cast(ids, pa.binary(16)), counts], ["id", "count"])

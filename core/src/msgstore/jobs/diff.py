@@ -15,11 +15,11 @@ import attrs
 
 from msgstore.contract import Buffer
 from msgstore.contract.formats import split_ids
-from msgstore.jobs.inputs import Found, SegmentInput
+from msgstore.jobs.inputs import JobInputs, SegmentInput
 from msgstore.jobs.reading.segment_check import IntactRecords, intact_records, read_intact
 from msgstore.jobs.reports import Findings, NotRead
 from msgstore.jobs.sources import find_offline
-from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
+from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_segments
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 
@@ -35,8 +35,8 @@ class DiffJob:
     a: str
     b: str
     """Paths as given."""
-    found_a: Found
-    found_b: Found
+    found_a: JobInputs
+    found_b: JobInputs
 
     @property
     def size(self) -> int:
@@ -79,7 +79,7 @@ class Side(Findings):
     messages: int = 0
 
     @classmethod
-    def of(cls, path: str, found: Found) -> Side:
+    def of(cls, path: str, found: JobInputs) -> Side:
         """Return a side without messages and without the damage in its segments."""
         side = cls(path, len(found.inputs), found.size)
         found.add_to(side)
@@ -131,12 +131,12 @@ class DiffReport:
 # -- on one machine -----------------------------------------------------------------------------------------------------------
 
 
-def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: Meter) -> DiffReport:
+def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: ProgressMeter) -> DiffReport:
     """Execute a job. ``run`` executes the tasks that read segments; ids and hashes of one side are in this process's memory."""
     report = DiffReport(Side.of(job.a, job.found_a), Side.of(job.b, job.found_b))
 
-    def messages(found: Found, side: Side) -> Iterator[tuple[bytes, bytes]]:
-        for item, good in map_segments(run, digest, pack(found.inputs), meter):
+    def messages(found: JobInputs, side: Side) -> Iterator[tuple[bytes, bytes]]:
+        for item, good in map_segments(run, digest, group_into_tasks(found.inputs), meter):
             side.add_damage(item.path, good.damage)
             yield from zip(good.records.id_list(), split_ids(good.digests), strict=True)
 

@@ -15,10 +15,10 @@ import attrs
 
 from msgstore.contract import ConfigError, Damage
 from msgstore.jobs.inputs import SegmentJob
-from msgstore.jobs.reading.segment_check import judge
+from msgstore.jobs.reading.segment_check import check_segment
 from msgstore.jobs.reports import Findings, sums
 from msgstore.jobs.sources import find_offline
-from msgstore.jobs.tasks import Meter, Run, Task, pack
+from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks
 from msgstore.jobs.workers import check_pyarrow, open_codec
 from msgstore.plugins.catalogue import Catalogue
 
@@ -44,7 +44,7 @@ class ExportJob(SegmentJob):
 
     def tasks(self) -> list[tuple[int, Task]]:
         """Return the tasks. They, and so the files, are the same with every runner."""
-        return list(enumerate(pack(self.found.inputs)))
+        return list(enumerate(group_into_tasks(self.found.inputs)))
 
 
 def plan_export(
@@ -105,7 +105,7 @@ def export_task(task: tuple[int, Task], job: ExportJob, staging: str) -> tuple[A
             rows += batch.num_rows
             if "body" in job.schema.names:
                 size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
-        found.append((rows, size, judge(item).damage))
+        found.append((rows, size, check_segment(item).damage))
     return writer.finish(), found
 
 
@@ -176,7 +176,7 @@ class ExportReport(Findings):
         )
 
 
-def export(job: ExportJob, run: Run[Any, Any], meter: Meter) -> ExportReport:
+def export(job: ExportJob, run: Run[Any, Any], meter: ProgressMeter) -> ExportReport:
     """Execute a job; ``run`` executes its tasks. Raises StoreError, StoreIOError or PluginError, and then nothing is left."""
     from msgstore.jobs.columns.schemas import project
     from msgstore.jobs.output.datasets import dataset

@@ -1,6 +1,6 @@
 """Job ``import``: rows of Parquet files or lines of JSON become the messages of a new store.
 
-A task reads a share of a file and writes one part of the store, in any process. Memory: some MiB of rows in each process, and
+A task reads a split of a file and writes one part of the store, in any process. Memory: some MiB of rows in each process, and
 in the driver what the new store's index needs.
 """
 
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from msgstore.contract import ConfigError, StoreError
-from msgstore.jobs.output.commit import Staging
-from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
+from msgstore.jobs.output.commit import StoreStaging
+from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec, backends_of
 from msgstore.jobs.output.staging_directory import check_destination
 from msgstore.jobs.paths import find_files, matched_by
-from msgstore.jobs.reading.shares import SHARE, Share, line_number, open_parquet, read_blocks, shares_of
-from msgstore.jobs.tasks import Meter, Run
+from msgstore.jobs.reading.splits import SPLIT_SIZE, FileSplit, line_number, open_parquet, read_blocks, splits_of
+from msgstore.jobs.tasks import ProgressMeter, Run
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.formats import OWN_RECORD
 
@@ -44,8 +44,8 @@ class ImportJob:
 
     sources: tuple[str, ...]
     """Paths as given."""
-    shares: tuple[Share, ...]
-    target: Target
+    splits: tuple[FileSplit, ...]
+    target: StoreSpec
     counted: bool
     """True if every row has the number of references of its message."""
     ignore_others: bool
@@ -54,7 +54,7 @@ class ImportJob:
     @property
     def size(self) -> int:
         """Bytes to read."""
-        return sum(share.size for share in self.shares)
+        return sum(split.size for split in self.splits)
 
 
 @attrs.frozen
@@ -92,13 +92,13 @@ def plan_import(
     (destination in use, an unreadable file, a first line that is no message), ConfigError (no files, columns, pyarrow),
     PluginError.
     """
-    target = Target(str(destination), index, format, record, body, tuple((records or {}).items()))
+    target = StoreSpec(str(destination), index, format, record, body, tuple((records or {}).items()))
     backends_of(target, catalogue)
     check_destination(target.destination, [path for path in [*map(Path, sources), *matched_by(sources)] if path.is_dir()])
-    shares: list[Share] = []
+    splits: list[FileSplit] = []
     counted: dict[bool, Path] = {}
     for path in find_files(sources, lambda file: file.suffix in ENDINGS, f"that ends in {', '.join(ENDINGS)}"):
-        found, schema = shares_of(path, SHARE)
+        found, schema = splits_of(path, SPLIT_SIZE)
         if schema is not None:
             from msgstore.jobs.columns.schemas import check_columns
 
@@ -107,74 +107,74 @@ def plan_import(
             names = next(([*lines[0][0]] for lines in _lines(found[0])), [])
         if names and found:
             counted.setdefault("references" in names, path)
-        shares += found
+        splits += found
     if len(counted) > 1:
         raise ConfigError(f"{counted[True]} has references, {counted[False]} has none; give all of them, or import one by one")
-    return ImportJob(tuple(map(str, sources)), tuple(shares), target, True in counted, ignore_others)
+    return ImportJob(tuple(map(str, sources)), tuple(splits), target, True in counted, ignore_others)
 
 
-def import_messages(job: ImportJob, run: Run[tuple[int, Share], Part], meter: Meter) -> ImportReport:
+def import_messages(job: ImportJob, run: Run[tuple[int, FileSplit], StorePart], meter: ProgressMeter) -> ImportReport:
     """Execute a job; ``run`` executes its tasks. The store is on disk when it returns, and does not exist if it raises.
 
     Rows with the same id and body become one message with the references of all. Raises StoreError, with file and row or line,
     also for an id with two bodies.
     """
-    parts: list[Part] = []
-    with Staging.begin(job.target) as staging:
-        written = run(partial(write_share, job=job, staging=staging.path), enumerate(job.shares))
-        for share, part in zip(job.shares, written, strict=True):
+    parts: list[StorePart] = []
+    with StoreStaging.begin(job.target) as staging:
+        written = run(partial(write_split, job=job, staging=staging.path), enumerate(job.splits))
+        for split, part in zip(job.splits, written, strict=True):
             parts.append(part)
-            meter.add(share.size)
+            meter.add(split.size)
         messages = staging.commit(parts)
-    files = len({share.path for share in job.shares})
+    files = len({split.path for split in job.splits})
     rows, size = sum(part.messages for part in parts), sum(part.bytes for part in parts)
     return ImportReport(job.target.path, files, rows, messages, size)
 
 
-def write_share(numbered: tuple[int, Share], job: ImportJob, staging: str) -> Part:
+def write_split(numbered: tuple[int, FileSplit], job: ImportJob, staging: str) -> StorePart:
     """Execute one task. Raises StoreError, with file and row or line."""
-    task, share = numbered
+    task, split = numbered
     with PartWriter(job.target, staging, task) as writer:
-        for messages in _rows(share) if share.is_parquet else _messages(share, job):
-            writer.add(*messages, where=share.path, check=True)
+        for messages in _rows(split) if split.is_parquet else _messages(split, job):
+            writer.add(*messages, where=split.path, check=True)
         return writer.finish()
 
 
-def _rows(share: Share) -> Iterator[Messages]:
+def _rows(split: FileSplit) -> Iterator[Messages]:
     """Yield messages of row groups, some MiB at a time."""
     from msgstore.jobs.columns.schemas import MESSAGES, messages_of
 
-    first = share.first_row
-    with open_parquet(share.path) as file:
-        groups = range(share.begin, share.end)
+    first = split.first_row
+    with open_parquet(split.path) as file:
+        groups = range(split.begin, split.end)
         rows = sum(file.metadata.row_group(number).num_rows for number in groups)
-        step = max(min(_BATCH_BYTES * rows // max(share.size, 1), _BATCH_ROWS), 1)
+        step = max(min(_BATCH_BYTES * rows // max(split.size, 1), _BATCH_ROWS), 1)
         columns = [name for name in MESSAGES if name in file.schema_arrow.names]
         for batch in file.iter_batches(step, row_groups=list(groups), columns=columns):
-            yield messages_of(batch, share.path, first)
+            yield messages_of(batch, split.path, first)
             first += batch.num_rows
 
 
 # -- lines of JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _messages(share: Share, job: ImportJob) -> Iterator[Messages]:
+def _messages(split: FileSplit, job: ImportJob) -> Iterator[Messages]:
     """Yield messages of lines, some MiB at a time. Raises StoreError, with the line's number."""
-    for lines in _lines(share, job):
+    for lines in _lines(split, job):
         members, ids, bodies = zip(*lines, strict=True)
         yield ids, bodies, [line["references"] for line in members] if job.counted else None
 
 
-def _lines(share: Share, job: ImportJob | None = None) -> Iterator[list[tuple[dict[str, Any], bytes, bytes]]]:
+def _lines(split: FileSplit, job: ImportJob | None = None) -> Iterator[list[tuple[dict[str, Any], bytes, bytes]]]:
     """Yield the object, the id and the body of some lines. Without a job, references and other members are not checked."""
-    for offset, block in read_blocks(share):
+    for offset, block in read_blocks(split):
         found = []
         for number, line in enumerate(block.split(b"\n")):
             try:
                 if line.strip():
                     found.append(_message(line, job))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                where = f"{share.path}, line {line_number(share.path, offset) + number}"
+                where = f"{split.path}, line {line_number(split.path, offset) + number}"
                 raise StoreError(f"{where}: is not {LINE}: {error}") from error
         if found:
             yield found

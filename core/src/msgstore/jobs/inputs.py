@@ -18,7 +18,7 @@ from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.paths import is_glob, matches, unreadable_directories
 from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, NotRead, SpanReport, find_not_read
-from msgstore.jobs.workers import installed
+from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
 
@@ -50,7 +50,7 @@ class SegmentInput:
 
 
 @attrs.frozen
-class Found:
+class JobInputs:
     """Segments that a job reads, and findings of the search for them."""
 
     inputs: tuple[SegmentInput, ...]
@@ -87,7 +87,7 @@ class SegmentJob:
 
     sources: tuple[str, ...]
     """Paths as they were given."""
-    found: Found
+    found: JobInputs
 
     @property
     def size(self) -> int:
@@ -95,7 +95,7 @@ class SegmentJob:
         return self.found.size
 
 
-def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: Mapping[str, int] | None = None) -> Found:
+def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: Mapping[str, int] | None = None) -> JobInputs:
     """Return the segments of ``paths``. Each is a segment, a directory of segments, a tree of such directories, or a glob.
 
     Ranks: stores in the order given, those of a tree or a glob by name; in a store the highest number first, and files without
@@ -127,7 +127,7 @@ def open_input(found: SegmentInput) -> OpenFormat:
 
 @cache
 def _open(name: str, records: tuple[tuple[str, int], ...], distributions: tuple[tuple[str, str], ...]) -> OpenFormat:
-    return FormatSet(attrs.evolve(installed(), remembered=dict(distributions)), dict(records)).by_name(name)
+    return FormatSet(attrs.evolve(worker_catalogue(), remembered=dict(distributions)), dict(records)).by_name(name)
 
 
 @attrs.define
@@ -252,7 +252,7 @@ class _Search:
         distributions = settings.distributions if settings else {}
         return FormatSet(attrs.evolve(self.catalogue, remembered=distributions)).unread(names, settings)
 
-    def found(self) -> Found:
+    def found(self) -> JobInputs:
         for error, path in self.missing.items():
             log.warning("%s: %s", path, error)
         left = [str(path) for path in sorted(self.beneath_stores) if path.resolve() not in self.stores]
@@ -271,7 +271,7 @@ class _Search:
             inputs += self._inputs(len(inputs), store, sizes, settings or Settings())
         for item in {(item.format, item.records): item for item in inputs}.values():
             open_input(item)
-        return Found(
+        return JobInputs(
             tuple(inputs),
             tuple(self.damage.values()),
             tuple(sorted(self.ignored)),

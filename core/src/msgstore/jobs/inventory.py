@@ -1,8 +1,8 @@
 """Job ``inventory``: measure any number of segments, and forecast what each GC policy would reclaim.
 
-``judge`` reads one segment, in any process. If counts are given, the runner finds the live records: with ``live_of``, one
-segment after the other, or with a join by id. Otherwise the index of each store is asked. The driver does that and runs the
-policies; both need numbers only. The report is the same with every runner. Sizes are in bytes.
+``check_segment`` reads one segment, in any process. If counts are given, the runner finds the live records: with ``live_of``,
+one segment after the other, or with a join by id. Otherwise the index of each store is asked. The driver does that and runs
+the policies; both need numbers only. The report is the same with every runner. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from msgstore.engine.segment.segment import Segment
 from msgstore.jobs.counts import named_counts, sums_of
 from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
 from msgstore.jobs.policy_forecast import PolicyPlan, forecast, make_policy_input
-from msgstore.jobs.reading.segment_check import SegmentFindings, judge
-from msgstore.jobs.reports import Findings, SegmentStock, sums
-from msgstore.jobs.tasks import Meter, Run, Task, map_segments, pack
-from msgstore.jobs.workers import installed
+from msgstore.jobs.reading.segment_check import SegmentFindings, check_segment
+from msgstore.jobs.reports import Findings, ScannedSegment, sums
+from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_segments
+from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
 
@@ -62,11 +62,11 @@ def plan_inventory(
 
 
 @attrs.define
-class StoreStock:
+class ScannedStore:
     """One directory."""
 
     path: str
-    segments: list[SegmentStock]
+    segments: list[ScannedSegment]
     """By rank: the youngest first."""
     counts: str = ""
     """Source of the reference counts: ``given``, the store's ``own``, or "" if they are not known."""
@@ -86,11 +86,11 @@ class StoreStock:
 @attrs.define
 class InventoryReport(Findings):
     sources: tuple[str, ...]
-    stores: list[StoreStock] = attrs.field(factory=list)
+    stores: list[ScannedStore] = attrs.field(factory=list)
     gone: int = 0
     """Segments that a collector deleted between being listed and being read."""
 
-    def segments(self) -> Iterator[SegmentStock]:
+    def segments(self) -> Iterator[ScannedSegment]:
         for store in self.stores:
             yield from store.segments
 
@@ -108,7 +108,7 @@ class InventoryReport(Findings):
         )
 
 
-def sum_forecasts(stores: Iterable[StoreStock]) -> list[dict[str, Any]]:
+def sum_forecasts(stores: Iterable[ScannedStore]) -> list[dict[str, Any]]:
     """Return the forecast of each policy and set of options: the number of each step, and the bytes that all of them free."""
     plans: dict[tuple[str, str], list[PolicyPlan]] = {}
     for plan in (plan for store in stores for plan in store.policies):
@@ -125,7 +125,7 @@ def sum_forecasts(stores: Iterable[StoreStock]) -> list[dict[str, Any]]:
     return rows
 
 
-def totals(segments: Iterable[SegmentStock]) -> dict[str, Any]:
+def totals(segments: Iterable[ScannedSegment]) -> dict[str, Any]:
     """Return the sums over segments.
 
     ``live`` and ``live_bytes`` are None unless they are known of every segment. ``fragmentation`` is the garbage divided by the
@@ -153,19 +153,21 @@ def totals(segments: Iterable[SegmentStock]) -> dict[str, Any]:
 # -- all of them --------------------------------------------------------------------------------------------------------------
 
 
-def inventory(job: InventoryJob, run: Run[Task, list[SegmentFindings]], meter: Meter) -> InventoryReport:
+def inventory(job: InventoryJob, run: Run[Task, list[SegmentFindings]], meter: ProgressMeter) -> InventoryReport:
     """Execute a job. ``run`` executes the tasks that read segments. With counts, the ids of a store are in this process's
     memory."""
     counts = None if job.counts is None else sums_of(job.counts)
 
     def rows() -> Iterator[tuple[SegmentInput, SegmentFindings]]:
         store, seen = "", set[bytes]()
-        scanned = map_segments(run, partial(judge, with_records=counts is not None), pack(job.found.inputs), meter)
+        scanned = map_segments(
+            run, partial(check_segment, with_records=counts is not None), group_into_tasks(job.found.inputs), meter
+        )
         for item, found in scanned:
             if item.store != store:
                 store, seen = item.store, set()
             if counts is not None:
-                found.stock.live, found.stock.live_bytes = live_of(found.records, counts, seen)
+                found.segment.live, found.segment.live_bytes = live_of(found.records, counts, seen)
             yield item, attrs.evolve(found, records=Columns())
 
     return report_of(job, rows())
@@ -198,16 +200,16 @@ def report_of(job: InventoryJob, rows: Iterable[tuple[SegmentInput, SegmentFindi
         report.gone += len(listed) - len(there)
         for item, found in there:
             report.add_damage(item.path, found.damage)
-            found.stock.path = item.path  # workers have absolute paths
+            found.segment.path = item.path  # workers have absolute paths
         report.stores.append(_store(job, directory, there))
     return report
 
 
-def _store(job: InventoryJob, directory: str, rows: Sequence[tuple[SegmentInput, SegmentFindings]]) -> StoreStock:
-    catalogue = installed()
+def _store(job: InventoryJob, directory: str, rows: Sequence[tuple[SegmentInput, SegmentFindings]]) -> ScannedStore:
+    catalogue = worker_catalogue()
     own = _own_counts(Path(directory), catalogue) if job.counts is None else None
     counts = "given" if job.counts is not None else "" if own is None else "own"
-    store = StoreStock(directory, [found.stock for _, found in rows], counts)
+    store = ScannedStore(directory, [found.segment for _, found in rows], counts)
     for segment in store.segments:
         known = (own or {}).get(Path(segment.path).name)
         if known is not None:  # of a damaged segment, it also counts records that no scan finds
@@ -228,13 +230,13 @@ def _store(job: InventoryJob, directory: str, rows: Sequence[tuple[SegmentInput,
 
 def _as_segment(item: SegmentInput, found: SegmentFindings) -> Segment:
     """Return a segment as the engine would see it. Records count as live if nothing else is known."""
-    stock = found.stock
-    live = stock.records if stock.live is None else stock.live
-    live_bytes = stock.record_bytes if stock.live_bytes is None else stock.live_bytes
-    appendable = not (found.damage or stock.quarantined)
+    segment = found.segment
+    live = segment.records if segment.live is None else segment.live
+    live_bytes = segment.record_bytes if segment.live_bytes is None else segment.live_bytes
+    appendable = not (found.damage or segment.quarantined)
     return Segment(
-        -1, Path(item.path), open_input(item), stock.size, live, live_bytes,
-        appendable=appendable, quarantined=stock.quarantined, torn=stock.state == "torn",
+        -1, Path(item.path), open_input(item), segment.size, live, live_bytes,
+        appendable=appendable, quarantined=segment.quarantined, torn=segment.state == "torn",
     )  # fmt: skip
 
 

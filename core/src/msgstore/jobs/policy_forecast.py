@@ -12,7 +12,7 @@ from msgstore.config import structure
 from msgstore.contract import Action, Drop, GcPolicyDescriptor, MsgStoreError, PluginError, SegmentStats, StoreError
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
-from msgstore.engine.compact.policy_actions import judge, numbers_of
+from msgstore.engine.compact.policy_actions import numbers_of, validate_actions
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
@@ -116,7 +116,7 @@ def _judged(plan: PolicyPlan, descriptor: GcPolicyDescriptor, actions: Sequence[
     steps = [Step("delete", (s.file,), s.size, why="no message in it is alive") for s in empty]
     gone = {s.number for s in empty}
     passed_over = []
-    verdicts = judge(actions, picture.stats, picture.by_number, picture.generation, may_drop=may_drop(descriptor))
+    verdicts = validate_actions(actions, picture.stats, picture.by_number, picture.generation, may_drop=may_drop(descriptor))
     for action, refusal in verdicts:
         if refusal:
             passed_over.append(f"{action!r}: {refusal}")

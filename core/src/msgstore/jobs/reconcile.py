@@ -1,6 +1,6 @@
 """Job ``reconcile``: compare records with changes of reference counts, and find live, unreferenced and missing messages.
 
-``read_intact`` returns the records of a segment, ``read_share`` the changes in a part of a file. The runner adds both up by id,
+``read_intact`` returns the records of a segment, ``read_split`` the changes in a part of a file. The runner adds both up by id,
 and each id belongs to one class (:data:`CLASSES`). Bodies are not read.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 
 from msgstore.contract import Damage
-from msgstore.jobs.counts import find_shares
+from msgstore.jobs.counts import find_splits
 from msgstore.jobs.inputs import SegmentInput, SegmentJob
-from msgstore.jobs.reading.shares import Share
+from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reports import Findings
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.workers import check_pyarrow
@@ -40,7 +40,7 @@ class ReconcileJob(SegmentJob):
 
     deltas: tuple[str, ...]
     """Files of changes, as given."""
-    shares: tuple[Share, ...]
+    splits: tuple[FileSplit, ...]
     """Parts of these files, one per task."""
     to: str | None = None
     """Directory for the classes, or None."""
@@ -48,7 +48,7 @@ class ReconcileJob(SegmentJob):
     @property
     def size(self) -> int:
         """Bytes of the segments, and of the changes."""
-        return self.found.size + sum(share.size for share in self.shares)
+        return self.found.size + sum(split.size for split in self.splits)
 
 
 def plan_reconcile(
@@ -65,8 +65,8 @@ def plan_reconcile(
     """
     check_pyarrow("reconcile is done")
     found = find_offline(catalogue, sources, records, destination=to, also_read=deltas)
-    shares = tuple(find_shares(deltas))
-    return ReconcileJob(tuple(map(str, sources)), found, tuple(map(str, deltas)), shares, None if to is None else str(to))
+    splits = tuple(find_splits(deltas))
+    return ReconcileJob(tuple(map(str, sources)), found, tuple(map(str, deltas)), splits, None if to is None else str(to))
 
 
 @attrs.define

@@ -107,7 +107,7 @@ def sums(parts: Iterable[object], *names: str) -> dict[str, int]:
 
 
 @attrs.define
-class SegmentStock:
+class ScannedSegment:
     """One segment in numbers: ``header + record_bytes + hole_bytes + duplicate_bytes + damaged + other == size``."""
 
     path: str

@@ -20,7 +20,7 @@ from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, inventory
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.salvage import SalvageJob, SalvageReport, salvage
-from msgstore.jobs.tasks import Meter, Progress, Run, pack
+from msgstore.jobs.tasks import ProgressCallback, ProgressMeter, Run, group_into_tasks
 from msgstore.plugins.catalogue import Catalogue
 
 AUTO = "auto"
@@ -33,37 +33,37 @@ class JobRunner:
     replace a whole method.
     """
 
-    def salvage(self, job: SalvageJob, progress: Progress | None = None) -> SalvageReport:
+    def salvage(self, job: SalvageJob, progress: ProgressCallback | None = None) -> SalvageReport:
         """Copy every intact record into a new store. Also executes migrations."""
         with self.run(job.tasks()) as run:
-            return salvage(job, run, Meter(2 * job.size, progress))
+            return salvage(job, run, ProgressMeter(2 * job.size, progress))
 
-    def reconcile(self, job: ReconcileJob, progress: Progress | None = None) -> ReconcileReport:
+    def reconcile(self, job: ReconcileJob, progress: ProgressCallback | None = None) -> ReconcileReport:
         """Find the class of each id by its records and the changes of its count."""
         from msgstore.jobs.classes import reconcile  # pyarrow
 
-        with self.run(pack(job.found.inputs)) as run:
-            return reconcile(job, run, Meter(job.size, progress))
+        with self.run(group_into_tasks(job.found.inputs)) as run:
+            return reconcile(job, run, ProgressMeter(job.size, progress))
 
-    def inventory(self, job: InventoryJob, progress: Progress | None = None) -> InventoryReport:
+    def inventory(self, job: InventoryJob, progress: ProgressCallback | None = None) -> InventoryReport:
         """Measure segments, and forecast what collections would free."""
-        with self.run(pack(job.found.inputs)) as run:
-            return inventory(job, run, Meter(job.size, progress))
+        with self.run(group_into_tasks(job.found.inputs)) as run:
+            return inventory(job, run, ProgressMeter(job.size, progress))
 
-    def diff(self, job: DiffJob, progress: Progress | None = None) -> DiffReport:
+    def diff(self, job: DiffJob, progress: ProgressCallback | None = None) -> DiffReport:
         """Compare the messages of two stores by id and a hash of the body."""
-        with self.run(max((pack(found.inputs) for found in (job.found_a, job.found_b)), key=len)) as run:
-            return diff(job, run, Meter(job.size, progress))
+        with self.run(max((group_into_tasks(found.inputs) for found in (job.found_a, job.found_b)), key=len)) as run:
+            return diff(job, run, ProgressMeter(job.size, progress))
 
-    def export(self, job: ExportJob, progress: Progress | None = None) -> ExportReport:
+    def export(self, job: ExportJob, progress: ProgressCallback | None = None) -> ExportReport:
         """Write records as Parquet."""
         with self.run(job.tasks()) as run:
-            return export(job, run, Meter(job.size, progress))
+            return export(job, run, ProgressMeter(job.size, progress))
 
-    def import_messages(self, job: ImportJob, progress: Progress | None = None) -> ImportReport:
+    def import_messages(self, job: ImportJob, progress: ProgressCallback | None = None) -> ImportReport:
         """Make a new store of rows of Parquet or lines of JSON."""
-        with self.run(job.shares) as run:
-            return import_messages(job, run, Meter(job.size, progress))
+        with self.run(job.splits) as run:
+            return import_messages(job, run, ProgressMeter(job.size, progress))
 
     def run(self, tasks: Sized) -> AbstractContextManager[Run[Any, Any]]:
         """Return a context with a function that executes ``tasks``."""

@@ -2,12 +2,13 @@
 
 ``examine`` reads a segment to its end and finds its intact records. Of all copies of an id, the runner selects the first by
 rank and offset, and omits ids without references. ``copy`` writes the selected records of a task into a part of the new store;
-:meth:`Staging.commit` makes one store of the parts. ``examine`` and ``copy`` run in any process: they depend on nothing but
-their arguments.
+:meth:`StoreStaging.commit` makes one store of the parts. ``examine`` and ``copy`` run in any process: they depend on their
+arguments only.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
@@ -20,19 +21,21 @@ import attrs
 from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.files import Files
 from msgstore.jobs.counts import named_counts, sums_of
-from msgstore.jobs.inputs import Found, SegmentInput, SegmentJob, open_input
-from msgstore.jobs.output.commit import Staging
-from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of, batches
+from msgstore.jobs.inputs import JobInputs, SegmentInput, SegmentJob, open_input
+from msgstore.jobs.output.commit import StoreStaging
+from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec, backends_of, batches
 from msgstore.jobs.output.staging_directory import errors
 from msgstore.jobs.reading.chains import INVALID_BODY
 from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
 from msgstore.jobs.reports import Findings, sums
 from msgstore.jobs.sources import find_offline
-from msgstore.jobs.tasks import TASK_SIZE, Meter, Run, map_segments, pack
+from msgstore.jobs.tasks import TASK_SIZE, ProgressMeter, Run, group_into_tasks, map_segments
 from msgstore.jobs.workers import body_check
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 from msgstore.scan.formats import OWN_RECORD, assigned_byte
+
+log = logging.getLogger("msgstore.bulk")
 
 TOO_LARGE = "message_too_large"
 """Reason for a record whose body is too large for the format of the new store."""
@@ -44,7 +47,7 @@ NAMED = 5
 class SalvageJob(SegmentJob):
     """Picklable. Made and checked by :func:`plan_salvage`."""
 
-    target: Target
+    target: StoreSpec
     max_body: int
     """Largest body, in bytes, that fits into a record of the target's format."""
     as_they_are: bool = True
@@ -60,11 +63,11 @@ class SalvageJob(SegmentJob):
 
     def tasks(self) -> list[tuple[SegmentInput, ...]]:
         """Return the same tasks for every runner, so that the new store is the same."""
-        return pack(self.found.inputs, self.task_size)
+        return group_into_tasks(self.found.inputs, self.task_size)
 
     def for_workers(self) -> SalvageJob:
         """Return the job without its segments, for tasks that get only their own."""
-        return attrs.evolve(self, found=Found((), (), (), ()))
+        return attrs.evolve(self, found=JobInputs((), (), (), ()))
 
 
 def plan_salvage(
@@ -108,7 +111,11 @@ def plan_salvage(
             "them one by one, or name the codec that fits all (--body)"
         )
     catalogue.index(index)
-    target = Target(str(destination), index, format, record or OWN_RECORD, body or codecs[0], tuple(bound))
+    if not body:
+        _check_remembered(catalogue, codecs[0], found.inputs)
+    elif found.codecs and found.codecs != (body,):
+        log.warning("%s remembers the body codec %s, and the new store remembers %s", sources[0], found.codecs[0], body)
+    target = StoreSpec(str(destination), index, format, record or OWN_RECORD, body or codecs[0], tuple(bound))
     if record is None and len(found.record_types) == 1 and not found.unknown:
         with suppress(ConfigError, PluginError):  # the sources agree on the type of new messages, and the format has it
             wanted = attrs.evolve(target, record=found.record_types[0])
@@ -121,6 +128,14 @@ def plan_salvage(
     return SalvageJob(given, found, target, max_body, record is None, check_body, named_counts(counts), complete)
 
 
+def _check_remembered(catalogue: Catalogue, codec: str, inputs: Sequence[SegmentInput]) -> None:
+    for item in inputs[:1]:
+        try:
+            attrs.evolve(catalogue, remembered=dict(item.distributions)).body_codec(codec)
+        except PluginError as error:
+            raise type(error)(f"{item.store} remembers a body codec that is missing here: {error}") from None
+
+
 # -- tasks --------------------------------------------------------------------------------------------------------------------
 
 
@@ -129,10 +144,10 @@ def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
     is_valid = body_check(job.check_body)
 
     def read(form: OpenFormat, data: Buffer) -> IntactRecords:
-        judge = partial(_judge, form, job.max_body, is_valid)
-        found = intact_records(form, data, judge if is_valid else None)
+        check_segment = partial(_judge, form, job.max_body, is_valid)
+        found = intact_records(form, data, check_segment if is_valid else None)
         if not is_valid and max(found.records.sizes, default=0) > job.max_body:
-            found = intact_records(form, data, judge)
+            found = intact_records(form, data, check_segment)
         return attrs.evolve(found, crc32=checksum(data, len(data)))
 
     return read_intact(item, read)
@@ -161,7 +176,7 @@ class Selection:
     records: Columns
 
 
-def copy(numbered: tuple[int, Iterable[Selection]], job: SalvageJob, staging: str) -> Part:
+def copy(numbered: tuple[int, Iterable[Selection]], job: SalvageJob, staging: str) -> StorePart:
     """Write one part of the new store, for the task of this number.
 
     Raises StoreError if a segment has changed since it was examined, and StoreIOError.
@@ -290,7 +305,7 @@ def report_of(
 # -- on one machine -----------------------------------------------------------------------------------------------------------
 
 
-def salvage(job: SalvageJob, run: Run[Any, Any], meter: Meter) -> SalvageReport:
+def salvage(job: SalvageJob, run: Run[Any, Any], meter: ProgressMeter) -> SalvageReport:
     """Execute a job. ``run`` executes the tasks; ids and locations of all records are in this process's memory."""
     tasks, light = job.tasks(), job.for_workers()
     counts = None if job.counts is None else {msg_id: count for msg_id, count in sums_of(job.counts).items() if count > 0}
@@ -302,11 +317,11 @@ def salvage(job: SalvageJob, run: Run[Any, Any], meter: Meter) -> SalvageReport:
         rows.append((report, found.damage))
     missing = sorted(counts.keys() - taken) if counts else []
     result = report_of(job, rows, len(missing), missing[:NAMED])
-    with Staging.begin(job.target, sources=job.sources) as staging:
+    with StoreStaging.begin(job.target, sources=job.sources) as staging:
         rest = iter(picks)
         numbered = ((number, list(islice(rest, len(task)))) for number, task in enumerate(tasks))
 
-        def parts() -> Iterator[Part]:
+        def parts() -> Iterator[StorePart]:
             """Yield the parts. They are written while ``commit`` takes them, which adds the state of the job to an error."""
             for part, task in zip(run(partial(copy, job=light, staging=staging.path), numbered), tasks, strict=True):
                 meter.add(sum(item.size for item in task))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from msgstore.jobs.inputs import Found, find_inputs
+from msgstore.jobs.inputs import JobInputs, find_inputs
 from msgstore.jobs.output.staging_directory import check_destination
 from msgstore.jobs.paths import matched_by
 from msgstore.plugins.catalogue import Catalogue
@@ -19,7 +19,7 @@ def find_offline(
     *,
     destination: Path | None = None,
     also_read: Iterable[Path] = (),
-) -> Found:
+) -> JobInputs:
     """Return the segments of ``sources``, after a check that no writer is at work there and that ``destination`` can be made.
 
     ``also_read`` are further paths that the destination must not lie in. Raises StoreError (no segments, destination in use),
@@ -33,7 +33,7 @@ def find_offline(
     return found
 
 
-def _directories_of(paths: Iterable[str | Path], found: Found) -> list[Path]:
+def _directories_of(paths: Iterable[str | Path], found: JobInputs) -> list[Path]:
     """Return the given paths, matches of patterns, and directories of segments, except of one that was named itself."""
     given = [Path(path) for path in paths]
     matched = matched_by(given)

@@ -13,7 +13,7 @@ from msgstore.jobs.inputs import SegmentInput
 T = TypeVar("T")
 R = TypeVar("R")
 
-Progress = Callable[[int, int], object]
+ProgressCallback = Callable[[int, int], object]
 """Called with (done, total), in bytes, on the thread that called the job."""
 Run = Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]
 """Calls a function for each task, as ``map`` does: the results come in the order of the tasks."""
@@ -22,7 +22,7 @@ TASK_SIZE = 64 * 2**20
 """Bytes. With smaller tasks their fixed cost counts; with much larger ones, one worker is busy at the end of a job."""
 
 
-def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
+def group_into_tasks(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
     """Return tasks of at most ``target`` bytes, in the order given. A larger segment is a task of its own. Deterministic."""
     tasks: list[list[SegmentInput]] = []
     room = 0
@@ -36,11 +36,11 @@ def pack(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
 
 
 @attrs.define
-class Meter:
+class ProgressMeter:
     """Reports progress. ``total``: bytes that will be added."""
 
     total: int
-    progress: Progress | None = None
+    progress: ProgressCallback | None = None
     done: int = 0
 
     def add(self, size: int) -> None:
@@ -50,7 +50,7 @@ class Meter:
 
 
 def map_segments(
-    run: Run[Task, list[R]], function: Callable[[SegmentInput], R], tasks: Sequence[Task], meter: Meter
+    run: Run[Task, list[R]], function: Callable[[SegmentInput], R], tasks: Sequence[Task], meter: ProgressMeter
 ) -> Iterator[tuple[SegmentInput, R]]:
     """Yield each segment of the tasks with the result of ``function``, in order."""
     for task, results in zip(tasks, run(partial(_call_each, function), tasks), strict=True):

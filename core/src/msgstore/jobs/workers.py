@@ -28,7 +28,7 @@ def check_pyarrow(what: str) -> None:
 
 
 @cache
-def installed() -> Catalogue:
+def worker_catalogue() -> Catalogue:
     """Return the catalogue of the plugins that this process has installed."""
     return load_catalogue()
 
@@ -36,8 +36,8 @@ def installed() -> Catalogue:
 @cache
 def body_codec(name: str) -> BodyCodec:
     """Return a body codec with its default options. Raises PluginError."""
-    descriptor = installed().body_codec(name)
-    codec: BodyCodec = installed().make(descriptor, structure(descriptor.options, {}, f"the body codec {name}"))
+    descriptor = worker_catalogue().body_codec(name)
+    codec: BodyCodec = worker_catalogue().make(descriptor, structure(descriptor.options, {}, f"the body codec {name}"))
     return codec
 
 
@@ -68,12 +68,12 @@ class OpenCodec:
 
 def open_codec(name: str) -> OpenCodec:
     """Return a body codec for tools. Raises PluginError, and ConfigError for a codec that needs options."""
-    codec, descriptor = body_codec(name), installed().body_codec(name)
+    codec, descriptor = body_codec(name), worker_catalogue().body_codec(name)
     fields = descriptor.fields
     if fields and not callable(getattr(codec, "fields", None)):
         raise BrokenPlugin(
             f"the body codec {name!r} says that its bodies have fields, and has no method 'fields'. "
-            f"Try: pip install --upgrade {installed().provider(descriptor).distribution}"
+            f"Try: pip install --upgrade {worker_catalogue().provider(descriptor).distribution}"
         )
     with_payload = Capability.PLAIN not in descriptor.capabilities and PAYLOAD.name not in {field.name for field in fields}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from msgstore.contract import Capability, RecordError, StoredBody
 from msgstore.testing.plugin import KitTests
-from msgstore.testing.probes import BetweenLines, at_once, damaged_at, is_linear, long_body, peak_of, tried, within
+from msgstore.testing.probes import LineInterleaver, damaged_at, is_linear, long_body, peak_of, run_in_parallel, tried, within
 from msgstore.testing.segments import check_body, check_values
 from msgstore.testing.subjects import Subject
 
@@ -94,13 +94,13 @@ class BodyCodecTests(KitTests):
         """
         bodies = b"one" * 9, b"another" * 9
         one, another = (partial(check_sound, codec, encoded(codec, body), body) for body in bodies)
-        BetweenLines(another).run(one)
+        LineInterleaver(another).run(one)
 
         def run(number: int) -> None:
             for body in (long_body(number), b"%d" % number * 9, b""):
                 check_sound(codec, encoded(codec, body), body)
 
-        at_once(run)
+        run_in_parallel(run)
 
 
 def encoded(codec: Any, body: bytes) -> bytes:

@@ -25,14 +25,14 @@ from msgstore.testing.index_model import (
     NOTHING,
     Entries,
     IndexAgainstDictionary,
-    Place,
+    IndexDirectory,
     Saved,
-    agree,
+    assert_index_equals,
     entries_of,
     loaded,
 )  # fmt: skip
 from msgstore.testing.plugin import KitTests, skip_without
-from msgstore.testing.probes import BetweenLines, damaged_at, tried
+from msgstore.testing.probes import LineInterleaver, damaged_at, tried
 from msgstore.testing.subjects import Subject
 
 ROUND = b"round"
@@ -57,10 +57,10 @@ class IndexTests(KitTests):
     kinds = ("index",)
 
     @pytest.fixture
-    def place(self, subject: Subject, tmp_path: Path) -> Place:
+    def place(self, subject: Subject, tmp_path: Path) -> IndexDirectory:
         directory = tmp_path / "store"
         directory.mkdir()
-        return Place(subject, directory)
+        return IndexDirectory(subject, directory)
 
     def test_it_is_a_dictionary_that_is_saved(self, subject: Subject) -> None:
         """A failure shows the shortest list of calls after which the index differs from a dictionary, or finds something else
@@ -69,7 +69,7 @@ class IndexTests(KitTests):
         run_state_machine_as_test(machine, settings=settings(tried(120), stateful_step_count=30))
 
     @pytest.mark.parametrize("what", OPERATIONS)
-    def test_a_reader_between_any_two_lines(self, place: Place, what: str) -> None:
+    def test_a_reader_between_any_two_lines(self, place: IndexDirectory, what: str) -> None:
         """A failure means that a reader, who holds no lock, sees a state that is neither before nor after the change: no entry
         where one is only changed, or an entry for an instant. Change what a reader can see in one step."""
         index = opened(place)
@@ -81,12 +81,12 @@ class IndexTests(KitTests):
             for locations, msg_id in zip(seen, IDS, strict=True):
                 locations.add(index.get(msg_id))
 
-        BetweenLines(look).run(lambda: OPERATIONS[what](index))
+        LineInterleaver(look).run(lambda: OPERATIONS[what](index))
         for was, msg_id, locations in zip(before, IDS, seen, strict=True):
             assert locations <= {was, index.get(msg_id)}, f"{what}: get({msg_id.hex()}) was {locations}"
         index.close(None)
 
-    def test_changes_between_the_steps_of_a_read(self, place: Place) -> None:
+    def test_changes_between_the_steps_of_a_read(self, place: IndexDirectory) -> None:
         """A failure means that a read, which takes no lock, breaks, or gives a location that was never set, if a second thread
         moves its entry and commits in the midst of it."""
         index = opened(place)
@@ -99,12 +99,12 @@ class IndexTests(KitTests):
             index.freeze({})
             index.commit()
 
-        BetweenLines(change).run(lambda: found.extend(index.get(A) for _ in range(9)))
+        LineInterleaver(change).run(lambda: found.extend(index.get(A) for _ in range(9)))
         assert set(found) <= set(locations), f"get gave {found}, of {locations}"
         assert found == sorted(found, key=locations.index), "get gave a location from before the last one"
         index.close(None)
 
-    def test_changes_while_a_commit_runs(self, place: Place) -> None:
+    def test_changes_while_a_commit_runs(self, place: IndexDirectory) -> None:
         """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
         entries and the state are not those of any ``freeze``. A second thread changes entries in the midst of the commit."""
         place.subject.needs(Capability.PERSISTENT)
@@ -125,7 +125,7 @@ class IndexTests(KitTests):
                 frozen.append(({**STATE, ROUND: b"%d" % changes}, entries_of(index)))
 
         change()
-        BetweenLines(change).run(index.commit)
+        LineInterleaver(change).run(index.commit)
         assert place.copy().saved() in frozen, "what a commit has written are not the entries and the state of one freeze"
         index.freeze({})
         last = {**frozen[-1][0]}, entries_of(index)
@@ -133,7 +133,7 @@ class IndexTests(KitTests):
         assert place.copy().saved() == last, "the next commit does not write what was changed during the one before"
         index.close(None)
 
-    def test_a_damaged_snapshot_is_refused(self, place: Place) -> None:
+    def test_a_damaged_snapshot_is_refused(self, place: IndexDirectory) -> None:
         """A failure means that a snapshot that was cut off, or has a wrong bit, is used. Return no entries, or put
         ``RESCUED_KEY`` into the state: the store then reads its segments. Save a checksum of everything."""
         if place.subject.has(Capability.PERSISTENT):
@@ -159,7 +159,7 @@ class IndexTests(KitTests):
                 assert D in place.saved()[1]
                 path.write_bytes(whole)
 
-    def test_it_waits_for_the_disk_when_told(self, place: Place) -> None:
+    def test_it_waits_for_the_disk_when_told(self, place: IndexDirectory) -> None:
         """A failure means that with ``sync`` a power loss can undo a clean shutdown. Sync the file before it gets its name, and
         its directory afterwards."""
         files = RecordingFiles()
@@ -178,7 +178,7 @@ class IndexTests(KitTests):
             assert "sync_directory" in behind[renamed:], names
 
     @pytest.mark.parametrize("seconds", [0.0, 0.03, 0.11])
-    def test_a_killed_process_leaves_whole_commits(self, place: Place, seconds: float) -> None:
+    def test_a_killed_process_leaves_whole_commits(self, place: IndexDirectory, seconds: float) -> None:
         """A failure means that a killed process leaves entries of one commit and state of another, or less than the last commit
         that returned. A run does not always hit the same commit: look at what was found."""
         place.subject.needs(Capability.PERSISTENT)
@@ -188,7 +188,7 @@ class IndexTests(KitTests):
         found = place.saved()
         assert found in (committed(done), committed(done + 1)), f"after commit {done}: {found[0]}"
 
-    def test_a_reader_in_another_process(self, place: Place) -> None:
+    def test_a_reader_in_another_process(self, place: IndexDirectory) -> None:
         """A failure means that a reader fails or creates files before the first commit; that one of its calls sees half of a
         commit, or less than the call before; that it keeps the writer from committing; or that its own changes are not seen
         on top, survive another ``load``, or reach the disk."""
@@ -216,7 +216,7 @@ class IndexTests(KitTests):
         state = index.load() or {}
         last = committed(int(state[ROUND]))
         assert last in (committed(done), committed(done + 1))
-        agree(index, last[1], [mine])
+        assert_index_equals(index, last[1], [mine])
         assert len(index) == len(last[1])
         index.enter([mine], [7])
         index.close({b"not": b"saved"})
@@ -227,7 +227,7 @@ def enter_all(index: Index, entries: Entries) -> None:
     index.enter(list(entries), [at for at, _ in entries.values()], [count for _, count in entries.values()])
 
 
-def opened(place: Place) -> Index:
+def opened(place: IndexDirectory) -> Index:
     """A loaded index after its first commit, as in an open store, with ``ENTRIES``."""
     index: Index = place.make()
     index.load()
@@ -256,7 +256,7 @@ def _commit_rounds(descriptor: IndexDescriptor, context: IndexContext, parent: A
 
 
 @contextlib.contextmanager
-def committing(place: Place) -> Iterator[Callable[[], int]]:
+def committing(place: IndexDirectory) -> Iterator[Callable[[], int]]:
     """A child process that commits round after round. The block begins after the first commit. It gets a function that kills
     the process and returns the number of the last commit that has returned."""
     processes = multiprocessing.get_context("spawn")

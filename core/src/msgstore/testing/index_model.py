@@ -50,7 +50,7 @@ def loaded(index: Index) -> Saved:
     return index.load() or {}, entries_of(index)
 
 
-def agree(index: Index, entries: Entries, ids: Iterable[bytes] = ()) -> None:
+def assert_index_equals(index: Index, entries: Entries, ids: Iterable[bytes] = ()) -> None:
     """Every read method gives ``entries``, and nothing for those of ``ids`` that are absent."""
     for msg_id in {*entries, *ids}:
         at, count = entries.get(msg_id, (None, 0))
@@ -60,7 +60,7 @@ def agree(index: Index, entries: Entries, ids: Iterable[bytes] = ()) -> None:
 
 
 @attrs.define
-class Place:
+class IndexDirectory:
     """The directory of one store."""
 
     subject: Subject
@@ -70,11 +70,11 @@ class Place:
         """An index that is not loaded yet."""
         return self.subject.make(IndexContext(self.subject.made_options, self.directory, files or UnsyncedFiles(), **context))
 
-    def copy(self) -> Place:
+    def copy(self) -> IndexDirectory:
         """The state that a process would leave if it were killed now. Replaces the previous copy."""
         target = self.directory.with_name(f"{self.directory.name}-copy")
         shutil.rmtree(target, ignore_errors=True)
-        return Place(self.subject, copy_of(self.directory, target))
+        return IndexDirectory(self.subject, copy_of(self.directory, target))
 
     def saved(self) -> Saved:
         """Return what an index restores in this directory."""
@@ -93,7 +93,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         super().__init__()
         self.persistent = subject.has(Capability.PERSISTENT)
         self.scratch = tempfile.TemporaryDirectory()
-        self.place = Place(subject, Path(self.scratch.name, "store"))
+        self.place = IndexDirectory(subject, Path(self.scratch.name, "store"))
         self.place.directory.mkdir()
         (self.place.directory / "0.rdq").write_bytes(b"a segment")
         self.durable = [NOTHING]
@@ -182,7 +182,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        agree(self.index, self.entries, IDS)
+        assert_index_equals(self.index, self.entries, IDS)
 
     @rule(commits=st.booleans())
     def clear(self, commits: bool) -> None:

@@ -139,7 +139,7 @@ def eager_switching(seconds: float = 1e-6) -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def at_once(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
+def run_in_parallel(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
     """Call ``run(thread number)`` ``rounds`` times on each of ``THREADS`` threads, which begin together."""
     begin = threading.Barrier(THREADS)
 
@@ -157,7 +157,7 @@ def long_body(number: int) -> bytes:
     return random.Random(number).randbytes(12_000).hex().encode()
 
 
-class BetweenLines:
+class LineInterleaver:
     """Runs ``look`` on a second thread between every two steps of Python in a call, to cover thread interleavings. A look that
     waits for a lock continues later."""
 

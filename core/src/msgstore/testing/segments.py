@@ -97,10 +97,12 @@ def body_at(form: SegmentFormat, data: Buffer, offset: int, size: int) -> bytes:
     return data[begin:end]
 
 
+def shown(body: bytes) -> str:
+    return f"{body[:40]!r}{'...' * (len(body) > 40)} ({len(body)} bytes)"
+
+
 def check_body(found: bytes, body: bytes, what: str) -> None:
-    if found != body:
-        gives, wrote = (f"{one[:40]!r}{'...' * (len(one) > 40)} ({len(one)} bytes)" for one in (found, body))
-        raise AssertionError(f"{what} gives {gives}; written was {wrote}")
+    assert found == body, f"{what} gives {shown(found)}; written was {shown(body)}"
 
 
 def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: Sequence[Placed]) -> None:
@@ -138,8 +140,8 @@ def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int 
     assert len(set(known)) == len(known), "an id stands twice in records: later copies belong into duplicates"
     assert set(scan.duplicates.id_list()) <= set(known), "duplicates has an id that records does not have"
     for msg_id, offset, size in (*rows(scan.records), *rows(scan.duplicates)):
-        body = body_at(form, data, offset, size)
-        check_body(form.decode(msg_id, data[offset : offset + size]), body, "decode, not body_span,")
+        body, decoded = body_at(form, data, offset, size), form.decode(msg_id, data[offset : offset + size])
+        assert decoded == body, f"decode gives {shown(decoded)}, and body_span {shown(body)}"
 
 
 def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:

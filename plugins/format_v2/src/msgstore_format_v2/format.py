@@ -45,8 +45,8 @@ _ID, _BODY = slice(HOLE_SIZE, RECORD_SIZE), slice(RECORD_SIZE, None)
 
 
 class SegmentFormatV2:
-    """Format of ``.sqs`` files: typed records after a 64-byte header. ``message`` needs no binding in a configuration: its
-    descriptor only tells tools its name, and that it is FRAMED.
+    """Format of ``.sqs`` files: typed records after a 64-byte header. The format itself binds ``message`` to byte 3. The
+    descriptor of ``message`` only tells tools the name, and that the record type is FRAMED.
 
     Raises ValueError for record types that cannot be bound to their type bytes.
     """

@@ -26,7 +26,8 @@ HOLE = 2
 MESSAGE = 3
 """1 byte of type, 4 bytes of size, 16 bytes of id, then the body."""
 MESSAGE_WITH_CHECKSUM = 4
-"""Admitted here. The byte that is written is the ``assigned_byte`` of the record type, which another distribution provides."""
+"""Type byte that the specification assigns to the record type ``checksum``, of ``plugins/checksum_record``. A store may bind
+that record type to another byte, and then writes the other one."""
 
 HOLE_SIZE = 5
 """Size of the smallest HOLE: type and size, which begin every record except a SMALL_HOLE."""

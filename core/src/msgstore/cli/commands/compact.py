@@ -146,7 +146,7 @@ def _copy(
             check_destination(destination, [target.path])
             # Next to the destination, where every worker of a runner can read the counts.
             neighbour = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
-            counts = Path(stack.enter_context(StagingDirectory.claim(neighbour, publishes=False)).path, "counts.csv")
+            counts = Path(stack.enter_context(StagingDirectory.create_locked(neighbour, publishes=False)).path, "counts.csv")
             _write_counts(target, counts)
         job = plan_salvage(
             target.catalogue,

@@ -16,7 +16,7 @@ from msgstore.cli.output import count, plural
 from msgstore.contract import CheckBody
 from msgstore.files import Files
 from msgstore.jobs.diff import plan_diff
-from msgstore.jobs.inputs import Found, find_inputs, open_input
+from msgstore.jobs.inputs import JobInputs, find_inputs, open_input
 from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
 from msgstore.jobs.reconcile import CLASSES, plan_reconcile
 from msgstore.jobs.reports import SETTINGS_DAMAGED, SpanReport
@@ -94,7 +94,7 @@ def scan(paths: tuple[Path, ...], body: str | None, records: Mapping[str, int], 
     out.finish(damaged=damaged, not_read=found.not_read)
 
 
-def scan_inputs(found: Found, check_body: CheckBody | None = None, *, fields: bool = False) -> Iterator[SegmentReport]:
+def scan_inputs(found: JobInputs, check_body: CheckBody | None = None, *, fields: bool = False) -> Iterator[SegmentReport]:
     """Yield a report of each segment, those of a directory in number order. Keeps none.
 
     Omits a segment that a collector has deleted since it was listed.
@@ -107,7 +107,7 @@ def scan_inputs(found: Found, check_body: CheckBody | None = None, *, fields: bo
                 continue
 
 
-def note_damaged_settings(found: Found) -> None:
+def note_damaged_settings(found: JobInputs) -> None:
     """Say on standard error what a damaged ``msgstore.json`` means for a scan."""
     for span in found.damage:
         if span.reason == SETTINGS_DAMAGED:

@@ -18,7 +18,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.checking import DamagedSpan, Finding, SegmentCheck, check_segments
+from msgstore.cli.checking import DamagedSpan, Inconsistency, SegmentCheck, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
 from msgstore.config import structure
 from msgstore.contract import Buffer, ConfigError
@@ -46,7 +46,7 @@ class ScrubState:
     records: int = attrs.field(default=0, validator=_COUNT)
     bytes: int = attrs.field(default=0, validator=_COUNT)
     spots: list[DamagedSpan] = attrs.field(factory=list)
-    findings: list[Finding] = attrs.field(factory=list)
+    findings: list[Inconsistency] = attrs.field(factory=list)
 
     def add(self, check: SegmentCheck) -> None:
         """Add the results of one segment. After an interrupt here, spans are reported twice rather than never."""
@@ -71,7 +71,7 @@ def parse_state(data: Buffer) -> ScrubState:
         state = structure(ScrubState, members, "")
     except (ConfigError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("it is not what a check writes") from error
-    found: list[DamagedSpan | Finding] = [*state.spots, *state.findings]
+    found: list[DamagedSpan | Inconsistency] = [*state.spots, *state.findings]
     texts = (text for one in found for text in attrs.astuple(one) if isinstance(text, str))
     if not all(map(str.isprintable, texts)):
         raise ValueError("it contains control characters")
@@ -116,7 +116,7 @@ _rate = click.option(
 @click.option("--resume", is_flag=True, help="Continue where a check with --rate or --resume was stopped.")
 @options.as_json
 def verify(store: options.StoreArgument, rate: int | None, resume: bool, out: output.Output) -> None:
-    """Check segments, index and counts against one another, and read every live message. Writes no data.
+    """Check segments, index and counts against one another, and read and decode every live message. Writes no data.
 
     Every index entry must have a reference and a record of its id and size, inside its segment and without overlap. The row of
     each segment must have the counts of the index. In a broker's directory, every store is checked.

@@ -33,7 +33,7 @@ from msgstore.engine.compact.gc_context import (
     pin,
 )
 from msgstore.engine.compact.in_place import compact_in_place
-from msgstore.engine.compact.policy_actions import judge, numbers_of
+from msgstore.engine.compact.policy_actions import numbers_of, validate_actions
 from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
@@ -116,7 +116,7 @@ class GarbageCollector:
             log.exception("the GC policy %s failed; nothing is collected but empty segments", name)
             return []
         good: list[Action] = []
-        for action, reason in judge(actions, stats, segments, self._generation, may_drop=self._may_drop):
+        for action, reason in validate_actions(actions, stats, segments, self._generation, may_drop=self._may_drop):
             if reason is None:
                 assert isinstance(action, Action)
                 good.append(action)
@@ -148,7 +148,9 @@ class GarbageCollector:
                 if progress:
                     with self._lifecycle.callbacks.running():
                         progress(at + 1, len(actions))
-            self._delete_empty()
+            if done or self._accounting.has_empty:
+                self._delete_empty()
+            self.erase()
             if failure:
                 raise failure
             return done

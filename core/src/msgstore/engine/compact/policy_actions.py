@@ -8,7 +8,7 @@ from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentSt
 from msgstore.engine.segment.segment import Segment
 
 
-def judge(
+def validate_actions(
     actions: Iterable[object],
     stats: Sequence[SegmentStats],
     segments: Mapping[int, Segment],

@@ -33,7 +33,7 @@ from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.directory import Settings
 from msgstore.engine.backends import Backends
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
-from msgstore.engine.open.recovery_plan import CountsFrom, Found
+from msgstore.engine.open.recovery_plan import CountsFrom, SegmentAndScan
 from msgstore.engine.segment.segments import Segments
 from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
 from msgstore.plugins.catalogue import Catalogue
@@ -202,7 +202,7 @@ class BrokerCounts:
             elif live_bytes != alive:
                 self.object(f"{alive} bytes of {name} are alive by it, and {live_bytes} by {SAVED_SUMMARY}")
 
-    def decide(self, found: Sequence[Found]) -> tuple[CountsFrom, dict[bytes, int]]:
+    def decide(self, found: Sequence[SegmentAndScan]) -> tuple[CountsFrom, dict[bytes, int]]:
         """Compare with the records of all segments. Return the source of the counts, and the count of every live message."""
         live = {msg_id: count for msg_id, count in self.references.items() if count}
         agreed = {

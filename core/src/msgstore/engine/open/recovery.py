@@ -18,7 +18,7 @@ from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import of_index
 from msgstore.engine.open.broker import read_broker_counts
 from msgstore.engine.open.reconcile import reconcile, save_counts
-from msgstore.engine.open.recovery_plan import Found, Recovery, RecoveryPlan, RecoveryRun, compare_with_index, places
+from msgstore.engine.open.recovery_plan import Recovery, RecoveryPlan, RecoveryRun, SegmentAndScan, compare_with_index, places
 from msgstore.engine.segment.segment import Segment
 from msgstore.locations import pack_location, pack_locations, unpack_location
 from msgstore.plugins.catalogue import Catalogue
@@ -162,7 +162,7 @@ def _rebuild(run: RecoveryRun, plan: RecoveryPlan, why: str, counts: Mapping[byt
             recovery.copy = save_counts(run)
     index.clear()
     default = 0 if is_given or broker else 1
-    found: Iterable[Found] = _read_all(run)
+    found: Iterable[SegmentAndScan] = _read_all(run)
     if broker is not None:
         found = everything = list(found)
         recovery.counts, counts = broker.decide(everything)
@@ -196,7 +196,7 @@ def _rebuild(run: RecoveryRun, plan: RecoveryPlan, why: str, counts: Mapping[byt
             recovery.revived += offset < sizes.get(number, 0) and msg_id not in before
 
 
-def _read_all(run: RecoveryRun) -> Iterator[Found]:
+def _read_all(run: RecoveryRun) -> Iterator[SegmentAndScan]:
     """Yield the records of each segment, in number order. One segment is in memory at a time."""
     hints, newest = run.segments.hints, max(run.segments.by_number, default=-1)
     for segment in run.metered(run.segments):

@@ -36,7 +36,7 @@ from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT
 
 log = logging.getLogger("msgstore.recovery")
 
-Found = tuple[Segment, SegmentScan]
+SegmentAndScan = tuple[Segment, SegmentScan]
 """A segment and its records."""
 CountsFrom = Literal["index", "given", "msg_store_index.ets", "msg_store_index.ets in part", "one each"]
 CHAIN = 2

@@ -324,9 +324,10 @@ class Reader:
     def _corrupt(self, msg_id: bytes, path: Path, offset: int, error: RecordError) -> CorruptRecord:
         self._check_unchanged()
         self._segments.telemetry.damage(path.name, offset, error.reason)
+        checks_bodies = "" if self._backends.plain_bodies else f" --body {self._backends.settings.body}"
         return CorruptRecord(
             f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
-            f"'msgstore salvage' copies every intact record into a new store.",
+            f"'msgstore salvage{checks_bodies}' copies every intact record into a new store.",
             reason=error.reason,
             path=path,
             offset=offset,

@@ -51,7 +51,7 @@ class Segments:
         self.is_durable = sync != "never"
         """True if files must survive a power loss."""
         self.must_check_files = False
-        """True if something was written since ``check_files`` last found directory and current segment in place."""
+        """True if the next flush must call ``check_files``: it has work, or something was written since the last call."""
         self._next_number = 0
         """Never the number of a segment that existed since the opening."""
         self._current_fd: int | None = None

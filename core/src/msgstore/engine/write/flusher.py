@@ -227,8 +227,8 @@ class Flusher:
 
 
 _IDLE_SECONDS = 1.0
-"""Time after which an idle thread looks for work by itself: a ``wake`` that finds the thread not idle
-yet is dropped, because it takes no lock."""
+"""Time after which an idle thread looks for work by itself. ``wake`` takes no lock, so it may come just before the thread is
+idle, and is lost then: the flush begins up to this much later."""
 
 
 class BackgroundFlusher:
@@ -294,7 +294,8 @@ class BackgroundFlusher:
 
     def _flush(self) -> None:
         self._flusher.flush_or_defer()
-        if self._fsync_every is not None and time.monotonic() - self._last_sync >= self._fsync_every:
+        next_pass = time.monotonic() + self._interval
+        if self._fsync_every is not None and next_pass > self._last_sync + self._fsync_every:  # the next one would be too late
             with self._accounting.flush_lock:
                 self._flusher.commit_and_reclaim()
             self._last_sync = time.monotonic()

@@ -10,8 +10,8 @@
 A call that loses such a race, or meets a message with several references, takes the slow path, which holds the state lock:
 
 - A second reference turns the entry into ``(body, {client number: references})``, which is also in ``shared``. Only the holder
-  of the state lock changes ``shared``. A remover that has popped such an entry from ``pending`` waits for the lock. The entry
-  stays in ``shared`` until the remover puts it back with one reference less.
+  of the state lock changes ``shared``. A remover that has popped such an entry from ``pending`` waits for the lock, subtracts
+  its reference, and inserts the entry into ``pending`` again. Without references left the entry leaves ``shared`` instead.
 - So under the state lock an id that is in neither of them, nor in the index, is absent.
 - The flush copies entries, appends them, and pops them under the state lock when the index gets them. An entry that was popped
   by then was removed: its new record is dead.

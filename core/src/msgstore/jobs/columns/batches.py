@@ -21,7 +21,7 @@ from msgstore.contract import Buffer, Columns, RecordField, StoreError
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
 from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, UnreadableSegmentError, judge, opening
+from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, UnreadableSegmentError, check_segment, opening
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import OpenCodec
 from msgstore.scan import OpenFormat
@@ -65,7 +65,7 @@ def record_batches(
                 begun = True
                 yield batch
     except UnreadableSegmentError as error:
-        is_damage = not begun and judge(found).stock.state == UNREADABLE
+        is_damage = not begun and check_segment(found).segment.state == UNREADABLE
         if not (is_damage or _is_changed(found, stretch)):
             raise StoreError(f"{found.path}: {error}") from error
 
@@ -79,7 +79,7 @@ def _is_changed(found: SegmentInput, stretch: SegmentRange | None) -> bool:
 
 def damage_batch(inputs: Iterable[SegmentInput]) -> pa.RecordBatch:
     """Return every damaged span of these segments."""
-    rows = [(*_place(found), spot.offset, spot.size, spot.reason) for found in inputs for spot in judge(found).damage]
+    rows = [(*_place(found), spot.offset, spot.size, spot.reason) for found in inputs for spot in check_segment(found).damage]
     return _by_columns(rows, DAMAGE)
 
 
@@ -93,7 +93,7 @@ def segments_batch(inputs: Iterable[SegmentInput]) -> pa.RecordBatch:
     """Return a row for each segment. Nothing is known of references: all records are taken to be live."""
     rows = []
     for found in inputs:
-        its = judge(found).stock
+        its = check_segment(found).segment
         sizes = (its.size, its.header, its.records, its.record_bytes, 0, its.hole_bytes, its.duplicate_bytes, its.damaged)
         rows.append((*_place(found), *sizes, its.other, its.state))
     return _by_columns(rows, SEGMENTS)

@@ -16,9 +16,9 @@ from msgstore.engine.opening import open_configured
 from msgstore.engine.segment.hints import InvalidHint, hint_name, rename_hint
 from msgstore.engine.store import Store
 from msgstore.files import Files
-from msgstore.jobs.output.parts import Part, Target, backends_of, read_references
+from msgstore.jobs.output.parts import StorePart, StoreSpec, backends_of, read_references
 from msgstore.jobs.output.staging_directory import StagingDirectory
-from msgstore.jobs.workers import installed
+from msgstore.jobs.workers import worker_catalogue
 from msgstore.scan import OpenFormat
 
 log = logging.getLogger("msgstore.bulk")
@@ -26,35 +26,35 @@ log = logging.getLogger("msgstore.bulk")
 Counts = Iterable[tuple[bytes, int]]
 
 
-class Staging(StagingDirectory):
+class StoreStaging(StagingDirectory):
     """One job that creates a store in a staging directory. Create it by ``begin``, or ``join``.
 
     Used by one thread of the process that drives the job. A context manager: on exit, everything that is not committed is
     deleted. Until ``commit`` returns, the destination does not exist, or is the empty directory that it was.
     """
 
-    target: Target
+    target: StoreSpec
 
     @classmethod
-    def begin(cls, target: Target, *, sources: Iterable[str | Path] = (), files: Files | None = None) -> Staging:
+    def begin(cls, target: StoreSpec, *, sources: Iterable[str | Path] = (), files: Files | None = None) -> StoreStaging:
         """Check the target, delete what killed jobs for it left, and begin.
 
         ``sources`` are paths that the job reads: the store must not be inside one. Raises ConfigError, PluginError, StoreError
         if the destination exists, StoreLocked if another job creates it.
         """
         backends_of(target)
-        staging = cls.claim(target.destination, sources, files)
+        staging = cls.create_locked(target.destination, sources, files)
         staging.target = target
         return staging
 
     @classmethod
-    def join(cls, target: Target, path: str) -> Staging:
+    def join(cls, target: StoreSpec, path: str) -> StoreStaging:
         """Return a job that another process began and handed over, to end it here."""
         staging = cls(target.destination, path, None, Files())
         staging.target = target
         return staging
 
-    def commit(self, parts: Iterable[Part], counts: Counts | None = None) -> int:
+    def commit(self, parts: Iterable[StorePart], counts: Counts | None = None) -> int:
         """Create the store from ``parts``, in the order of their tasks, and return its number of messages.
 
         Other attempts of the tasks are deleted. ``counts`` are (id, references) pairs, which are added. Records of other ids
@@ -74,7 +74,7 @@ class Staging(StagingDirectory):
             for number, (segment, size) in enumerate(segments):
                 self._gather(segment, size, store / f"{number}{segment.suffix}")
             messages = self._open_once(store, ordered, counts)
-            if Capability.PERSISTENT in installed().index(self.target.index).capabilities:  # which reads no hints
+            if Capability.PERSISTENT in worker_catalogue().index(self.target.index).capabilities:  # which reads no hints
                 for name in self._files.list(store):
                     if name.startswith("msgstore-") and name.endswith(".hint"):
                         self._files.unlink(store / name)
@@ -91,7 +91,7 @@ class Staging(StagingDirectory):
             except (InvalidHint, OSError) as error:
                 log.warning("%s: is not used, the segment is read instead: %s", hint, error)
 
-    def _open_once(self, store: Path, parts: Sequence[Part], counts: Counts | None) -> int:
+    def _open_once(self, store: Path, parts: Sequence[StorePart], counts: Counts | None) -> int:
         """Open and close the store, to create its index, counts and settings. Return its number of messages."""
         messages, backends = sum(part.messages for part in parts), backends_of(self.target)
         some = [part for part in parts if part.messages]
@@ -106,7 +106,7 @@ class Staging(StagingDirectory):
                 if absent := [msg_id for msg_id, count in sum_counts(counts).items() if count > 0]:
                     raise self._missing(len(absent), absent[0])
                 counts = None
-            catalogue = attrs.evolve(installed(), observers=())  # no application uses this store yet
+            catalogue = attrs.evolve(worker_catalogue(), observers=())  # no application uses this store yet
             opened = open_configured(self.target.config(store), catalogue, refcounts=counts, files=self._files)
         except ValueError as error:  # too many references
             raise StoreError(f"{self.target.path}: {error}") from error

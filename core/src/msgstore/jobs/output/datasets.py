@@ -26,7 +26,7 @@ FILE_SIZE = 2**26
 
 
 @attrs.frozen
-class Written:
+class DatasetPart:
     """Output of one attempt of a task. Picklable, small."""
 
     directory: str
@@ -63,10 +63,10 @@ class DatasetWriter:
         if self._held >= FILE_SIZE:
             self._write_files()
 
-    def finish(self) -> Written:
+    def finish(self) -> DatasetPart:
         """Write everything, and return the files."""
         self._write_files()
-        return Written(str(self._directory), tuple(self._written))
+        return DatasetPart(str(self._directory), tuple(self._written))
 
     def _write_files(self) -> None:
         waiting, self._waiting, self._held = self._waiting, {}, 0
@@ -86,14 +86,14 @@ class DatasetWriter:
 
 
 def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:
-    """Begin a new directory of files. Raises StoreError, StoreLocked, StoreIOError: see :meth:`StagingDirectory.claim`."""
-    return DatasetStaging.claim(Path(os.path.abspath(destination)), sources)  # noqa: PTH100 - as processes elsewhere see it
+    """Begin a new directory of files. Raises the errors of :meth:`StagingDirectory.create_locked`."""
+    return DatasetStaging.create_locked(Path(os.path.abspath(destination)), sources)  # noqa: PTH100 - as processes elsewhere see it
 
 
 class DatasetStaging(StagingDirectory):
     """One job that creates a directory of Parquet files."""
 
-    def commit(self, written: Iterable[Written], schema: pa.Schema, always: str = "") -> list[tuple[str, int]]:
+    def commit(self, written: Iterable[DatasetPart], schema: pa.Schema, always: str = "") -> list[tuple[str, int]]:
         """Publish the files, and return their (name, bytes). Raises StoreError if a file is missing, StoreIOError.
 
         The folder ``always`` gets a file in any case, if need be without rows, so that readers find the columns of ``schema``.

@@ -24,7 +24,7 @@ from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
-from msgstore.jobs.workers import installed
+from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.formats import OWN_RECORD
 
@@ -42,7 +42,7 @@ Encode = Callable[[Sequence[bytes], Sequence[bytes]], tuple[bytes, Sequence[int]
 
 
 @attrs.frozen
-class Target:
+class StoreSpec:
     """A new store: destination and backends. Small and picklable: it names the backends, and each process creates them."""
 
     path: str
@@ -76,13 +76,13 @@ class Target:
         return store_config(keys, "target", Path())
 
 
-def backends_of(target: Target, catalogue: Catalogue | None = None) -> Backends:
+def backends_of(target: StoreSpec, catalogue: Catalogue | None = None) -> Backends:
     """Return the backends that a target names. Raises ConfigError, PluginError."""
-    return resolve(target.config(), catalogue or installed(), None)
+    return resolve(target.config(), catalogue or worker_catalogue(), None)
 
 
 @attrs.frozen
-class Part:
+class StorePart:
     """Output of one attempt of a task, synced. Small and picklable."""
 
     task: int
@@ -96,7 +96,7 @@ class Part:
     """True if the directory has the references of the messages."""
 
 
-def read_references(files: Files, part: Part) -> Iterator[tuple[bytes, int]]:
+def read_references(files: Files, part: StorePart) -> Iterator[tuple[bytes, int]]:
     """Yield (id, references) of each message of a part. Raises OSError."""
     yield from _ENTRY.iter_unpack(files.read_file(Path(part.directory, _REFERENCES)))
 
@@ -107,8 +107,8 @@ class PartWriter:
     Used by one thread. An error deletes the attempt: each later call raises StoreClosed.
     """
 
-    def __init__(self, target: Target, staging: str, task: int, *, files: Files | None = None) -> None:
-        """``staging`` is ``Staging.path``. ``task`` orders the parts: the store has the messages of lower numbers first.
+    def __init__(self, target: StoreSpec, staging: str, task: int, *, files: Files | None = None) -> None:
+        """``staging`` is ``StoreStaging.path``. ``task`` orders the parts: the store has the messages of lower numbers first.
 
         Raises ConfigError or PluginError if this process cannot write the target, StoreError if the job has ended.
         """
@@ -180,7 +180,7 @@ class PartWriter:
             self._write_held()
             self._write(ids, records, lambda _, some: (b"".join(some), list(map(len, some))))
 
-    def finish(self) -> Part:
+    def finish(self) -> StorePart:
         """Write and sync everything, and return the part. Raises StoreIOError."""
         with self._working():
             self._write_held()
@@ -191,7 +191,7 @@ class PartWriter:
             files = tuple((segment.path.name, segment.size) for segment in self._segments)
             size, is_counted = sum(size for _, size in files), self._references is not None
             self._open = False
-            return Part(self._task, str(self._directory), files, self._messages, size, is_counted)
+            return StorePart(self._task, str(self._directory), files, self._messages, size, is_counted)
 
     def abandon(self) -> None:
         """Delete the attempt. Raises nothing. Does nothing if it is finished or abandoned."""

@@ -50,7 +50,7 @@ class StagingDirectory:
         forking.watch(self)
 
     @classmethod
-    def claim(
+    def create_locked(
         cls, destination: Path, sources: Iterable[str | Path] = (), files: Files | None = None, *, publishes: bool = True
     ) -> Self:
         """Check the destination, delete what killed jobs for it left, and begin a job.

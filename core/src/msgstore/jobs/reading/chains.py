@@ -16,7 +16,7 @@ INVALID_BODY = "invalid_message_body"
 """Reason of a :data:`Judge` for a record that may have swallowed whole records."""
 MAX_REREADS = 8
 """Limit of the bytes that are read again to detect wrong sizes, in segment sizes. Hostile records may be nested deeply."""
-SHORT = 2
+MIN_CHAIN = 2
 """Records in a row that are enough to pass a wrong end, after a whole chain inside: there may be damage on both sides."""
 MAX_DEPTH = 8
 """Number of times that damage inside damage is searched. Each level is linear in the bytes."""
@@ -25,7 +25,7 @@ Judge = Callable[[bytes, bytes], str | None]
 """Called with the id and the bytes of an intact record. Returns the reason for which it counts as damaged, or None."""
 
 
-class Span(NamedTuple):
+class SegmentSpan(NamedTuple):
     """A part of a segment: a record, which has an ``id``; damaged bytes, which have a ``reason``; or a hole."""
 
     offset: int
@@ -50,23 +50,27 @@ class _Rereads:
     """Bytes."""
 
 
-def read_spans(form: SegmentFormat, data: Buffer, judge: Judge | None = None, scan: SegmentScan | None = None) -> list[Span]:
+def read_spans(
+    form: SegmentFormat, data: Buffer, check_segment: Judge | None = None, scan: SegmentScan | None = None
+) -> list[SegmentSpan]:
     """Return every span of a segment after its header, in order and without gaps. A damaged header is a span too.
 
     After each damaged span it searches for the next chain of records, and it looks inside damaged records. The time is linear
     in the bytes. ``scan``: result of a scan from the start, if there is one.
     """
     scan = scan or scan_checked(form, data)
-    spans, _ = _read(form, data, scan, judge, 0)
+    spans, _ = _read(form, data, scan, check_segment, 0)
     header = min(len(form.header), len(data))
     if header and scan.end.offset and scan.header not in (None, "ok"):
-        spans.insert(0, Span(0, header, reason=str(scan.header)))
+        spans.insert(0, SegmentSpan(0, header, reason=str(scan.header)))
     return spans
 
 
-def _read(form: SegmentFormat, data: Buffer, scan: SegmentScan, judge: Judge | None, depth: int) -> tuple[list[Span], bool]:
+def _read(
+    form: SegmentFormat, data: Buffer, scan: SegmentScan, check_segment: Judge | None, depth: int
+) -> tuple[list[SegmentSpan], bool]:
     """Return the spans from the start of ``scan`` to the end of the data, and True if they end with a record or a hole."""
-    spans: list[Span] = []
+    spans: list[SegmentSpan] = []
     rereads = _Rereads(MAX_REREADS * len(data))
     following: SegmentScan | None = scan
     while following:
@@ -80,25 +84,25 @@ def _read(form: SegmentFormat, data: Buffer, scan: SegmentScan, judge: Judge | N
             while chain and chain[-1].end > begin:
                 cut = chain.pop().offset
         for span in chain:
-            spans += _settled(form, data, span, judge, depth)
+            spans += _settled(form, data, span, check_segment, depth)
         if cut < begin or (end.state != "clean" and not spans):  # a file that was cut to nothing is a span of no bytes
-            spans.append(Span(cut, begin - cut, reason=reason))
+            spans.append(SegmentSpan(cut, begin - cut, reason=reason))
     return spans, end.state == "clean"
 
 
-def _chain(scan: SegmentScan, *, recovered: bool) -> list[Span]:
+def _chain(scan: SegmentScan, *, recovered: bool) -> list[SegmentSpan]:
     spans = [
-        Span(offset, size, msg_id, recovered=recovered)
+        SegmentSpan(offset, size, msg_id, recovered=recovered)
         for columns in (scan.records, scan.duplicates)
         for msg_id, offset, size, _ in columns.rows()
     ]
-    spans += map(Span, scan.hole_offsets, scan.hole_sizes)
-    spans += [Span(spot.offset, spot.size, reason=spot.reason) for spot in scan.damage]
+    spans += map(SegmentSpan, scan.hole_offsets, scan.hole_sizes)
+    spans += [SegmentSpan(spot.offset, spot.size, reason=spot.reason) for spot in scan.damage]
     return sorted(spans, key=lambda span: span.offset)
 
 
 def _next_chain(
-    form: SegmentFormat, data: Buffer, chain: list[Span], end: int, rereads: _Rereads
+    form: SegmentFormat, data: Buffer, chain: list[SegmentSpan], end: int, rereads: _Rereads
 ) -> tuple[int, SegmentScan | None]:
     """Return offset and scan of the first chain after ``chain``, or inside its last record; the end of the data without one.
 
@@ -117,7 +121,7 @@ def _next_chain(
     return (len(data), None) if after is None else (after, scan_checked(form, data, after))
 
 
-def _last(chain: list[Span]) -> int | None:
+def _last(chain: list[SegmentSpan]) -> int | None:
     """Return the offset of the last record, damaged or not, or without records of the last hole. Its size may be wrong.
 
     A hole after a record proves nothing: one byte in the middle of a record may look like a small hole.
@@ -139,7 +143,7 @@ def _is_wrong(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: Se
     while scan.end.offset <= end:
         last = _last(_chain(scan, recovered=False))
         at = (scan.end.offset if last is None else last) + 1
-        begin = form.find_chain(data, at, SHORT) if rereads.left > 0 else None
+        begin = form.find_chain(data, at, MIN_CHAIN) if rereads.left > 0 else None
         if begin is None or begin >= end:
             return False
         scan = scan_checked(form, data, begin)
@@ -147,7 +151,9 @@ def _is_wrong(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: Se
     return True
 
 
-def _settled(form: SegmentFormat, data: Buffer, span: Span, judge: Judge | None, depth: int) -> list[Span]:
+def _settled(
+    form: SegmentFormat, data: Buffer, span: SegmentSpan, check_segment: Judge | None, depth: int
+) -> list[SegmentSpan]:
     """Return an intact span, or what is inside a damaged one: a wrong size may have swallowed whole records.
 
     Records inside are taken if they lead exactly to the end of the damaged one, if each has a check of its own that it passes,
@@ -155,10 +161,10 @@ def _settled(form: SegmentFormat, data: Buffer, span: Span, judge: Judge | None,
     """
     judged = False
     if span.id is not None:
-        reason = judge(span.id, data[span.offset : span.end]) if judge else None
+        reason = check_segment(span.id, data[span.offset : span.end]) if check_segment else None
         if reason is None:
             return [span]
-        span, judged = Span(span.offset, span.size, reason=reason), reason == INVALID_BODY
+        span, judged = SegmentSpan(span.offset, span.size, reason=reason), reason == INVALID_BODY
         if not judged:
             return [span]
     if not span.reason or depth == MAX_DEPTH:
@@ -170,17 +176,17 @@ def _settled(form: SegmentFormat, data: Buffer, span: Span, judge: Judge | None,
         start = next(iter(scan_checked(form, window, begin).records.offsets), None)
     if start is None:
         return [span]
-    inner, is_clean = _read(form, window, scan_checked(form, window, start), judge, depth + 1)
+    inner, is_clean = _read(form, window, scan_checked(form, window, start), check_segment, depth + 1)
     if not (judged or is_clean or all(_has_check(form, window, one) for one in inner if one.id)):
         return [span]
     shift = span.offset + 1 - begin
     return [
-        Span(span.offset, start + shift - span.offset, reason=span.reason),
+        SegmentSpan(span.offset, start + shift - span.offset, reason=span.reason),
         *(one._replace(offset=one.offset + shift, reason=span.reason if one.reason == "torn" else one.reason) for one in inner),
     ]
 
 
-def _has_check(form: SegmentFormat, data: Buffer, record: Span) -> bool:
+def _has_check(form: SegmentFormat, data: Buffer, record: SegmentSpan) -> bool:
     """Return True if an intact record would fail its check with another body."""
     changed = bytearray(data[record.offset : record.end])
     begin, end = form.body_span(data, record.offset, record.size)

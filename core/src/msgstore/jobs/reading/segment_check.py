@@ -18,7 +18,7 @@ from msgstore.engine.open.recovery_plan import CHAIN
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
 from msgstore.jobs.reading.chains import Judge, read_spans
-from msgstore.jobs.reports import SegmentStock
+from msgstore.jobs.reports import ScannedSegment
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.formats import scan_checked
 
@@ -76,7 +76,7 @@ def opening(found: SegmentInput) -> Iterator[tuple[OpenFormat, Buffer]]:
 class SegmentFindings:
     """Scan result of one segment. Picklable."""
 
-    stock: SegmentStock
+    segment: ScannedSegment
     damage: tuple[Damage, ...]
     records: Columns = attrs.field(factory=Columns)
     """Its records, if they were asked for: 33 bytes each."""
@@ -84,14 +84,14 @@ class SegmentFindings:
     """True if it was deleted since it was listed, as a collector does."""
 
 
-def judge(found: SegmentInput, *, with_records: bool = False) -> SegmentFindings:
+def check_segment(found: SegmentInput, *, with_records: bool = False) -> SegmentFindings:
     """Scan a segment. One that cannot be read is one damaged span. Raises PluginError if this process lacks a plugin."""
     try:
         with opening(found) as (form, data):
             scan = form.scan(data)
             report = SegmentReport(Path(found.path), form, len(data), scan)
             damage, header = tuple(damaged_spans(report)), len(form.format.header)
-            stock = SegmentStock(
+            segment = ScannedSegment(
                 found.path,
                 form.name,
                 len(data),
@@ -107,11 +107,11 @@ def judge(found: SegmentInput, *, with_records: bool = False) -> SegmentFindings
                 damaged=sum(span.size for span in damage),
                 quarantined=is_quarantined(report),
             )
-            return SegmentFindings(stock, damage, scan.records if with_records else Columns())
+            return SegmentFindings(segment, damage, scan.records if with_records else Columns())
     except UnreadableSegmentError as error:
-        stock = SegmentStock(found.path, found.format, found.size, state=UNREADABLE, damaged=found.size, quarantined=True)
+        segment = ScannedSegment(found.path, found.format, found.size, state=UNREADABLE, damaged=found.size, quarantined=True)
         is_gone = isinstance(error.__cause__, FileNotFoundError)
-        return SegmentFindings(stock, (Damage(0, found.size, str(error)),), is_gone=is_gone)
+        return SegmentFindings(segment, (Damage(0, found.size, str(error)),), is_gone=is_gone)
 
 
 def is_quarantined(report: SegmentReport) -> bool:
@@ -144,14 +144,14 @@ class IntactRecords:
     """Hashes of the bodies, if a job compares them."""
 
 
-def intact_records(form: OpenFormat, data: Buffer, judge: Judge | None = None) -> IntactRecords:
-    """Return the records that pass the checks of the format, and the ``judge`` if there is one."""
+def intact_records(form: OpenFormat, data: Buffer, check_segment: Judge | None = None) -> IntactRecords:
+    """Return the records that pass the checks of the format, and the ``check_segment`` if there is one."""
     scan = scan_checked(form.format, data)
     is_sound = scan.end.state == "clean" and scan.header in (None, "ok") and not (scan.damage or len(scan.duplicates))
-    if is_sound and judge is None:
+    if is_sound and check_segment is None:
         header = min(len(form.format.header), len(data))
         return IntactRecords(len(data), header, sum(scan.hole_sizes), (), scan.records, bytes(len(scan.records)))
-    spans = read_spans(form.format, data, judge, scan)
+    spans = read_spans(form.format, data, check_segment, scan)
     records, recovered, damage, holes = Columns(), bytearray(), [], 0
     for span in spans:
         if span.id is not None:

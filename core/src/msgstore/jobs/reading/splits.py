@@ -1,4 +1,4 @@
-"""Shares of files of rows: the lines that begin in some bytes of a file, or some row groups of Parquet. Any process reads one.
+"""Splits of files of rows: the lines that begin in some bytes of a file, or some row groups of Parquet. Any process reads one.
 
 The rows are messages to import, or counts of references. Lines are read without pyarrow, the extra ``msgstore[parquet]``.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-SHARE = 64 * 2**20
+SPLIT_SIZE = 64 * 2**20
 """Bytes that one task reads: of lines, or of row groups without their compression."""
 BLOCK = 8 * 2**20
 """Bytes of lines that are parsed together."""
@@ -30,7 +30,7 @@ LONGEST = 2**29
 
 
 @attrs.frozen
-class Share:
+class FileSplit:
     """Input of one task. Small and picklable."""
 
     path: str
@@ -52,40 +52,40 @@ def is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1"
 
 
-def shares_of(path: Path, size: int) -> tuple[list[Share], pa.Schema | None]:
-    """Return the shares of a file, and the columns of Parquet. Raises ConfigError, StoreIOError."""
+def splits_of(path: Path, size: int) -> tuple[list[FileSplit], pa.Schema | None]:
+    """Return the splits of a file, and the columns of Parquet. Raises ConfigError, StoreIOError."""
     with io_errors(path):
         if not is_parquet(path):
             total = path.stat().st_size
             return [
-                Share(str(path), at, min(at + size, total), min(size, total - at)) for at in range(0, total or 1, size)
+                FileSplit(str(path), at, min(at + size, total), min(size, total - at)) for at in range(0, total or 1, size)
             ], None
-    shares, begin, held, first, row = [], 0, 0, 0, 0
+    splits, begin, held, first, row = [], 0, 0, 0, 0
     with open_parquet(path) as file:
         for number in range(file.num_row_groups):
             group = file.metadata.row_group(number)
             held, row = held + group.total_byte_size, row + group.num_rows
             if held >= size or number == file.num_row_groups - 1:
-                shares.append(Share(str(path), begin, number + 1, held, is_parquet=True, first_row=first))
+                splits.append(FileSplit(str(path), begin, number + 1, held, is_parquet=True, first_row=first))
                 begin, held, first = number + 1, 0, row
-        return shares, file.schema_arrow
+        return splits, file.schema_arrow
 
 
-def read_blocks(share: Share) -> Iterator[tuple[int, bytes]]:
+def read_blocks(split: FileSplit) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the bytes of some MiB of whole lines; the first line of a file by itself, as it may be a header.
 
     Raises ConfigError for a line of more than LONGEST bytes, StoreIOError.
     """
-    with io_errors(share.path), Path(share.path).open("rb") as file:
-        if share.begin:
-            file.seek(share.begin - 1)
-            file.readline(LONGEST)  # belongs to the share before
-        while (offset := file.tell()) < share.end:
-            block = file.read(min(BLOCK, share.end - offset)) if offset else b""
+    with io_errors(split.path), Path(split.path).open("rb") as file:
+        if split.begin:
+            file.seek(split.begin - 1)
+            file.readline(LONGEST)  # belongs to the split before
+        while (offset := file.tell()) < split.end:
+            block = file.read(min(BLOCK, split.end - offset)) if offset else b""
             if not block.endswith(b"\n"):
                 block += (rest := file.readline(LONGEST))
                 if len(rest) == LONGEST:
-                    raise ConfigError(f"{share.path}: the line at offset {offset} is longer than {LONGEST} bytes")
+                    raise ConfigError(f"{split.path}: the line at offset {offset} is longer than {LONGEST} bytes")
             if not block:
                 return  # the file was cut
             yield offset, block

@@ -18,15 +18,15 @@ from core_support import DATA, copy_of, store_of
 from msgstore.contract import PluginError, StoreError
 from msgstore.directory import Settings, write_settings
 from msgstore.files import Files
-from msgstore.jobs.inputs import Found, SegmentInput, find_inputs, open_input
+from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs, open_input
 from msgstore.jobs.reports import SETTINGS_DAMAGED
 from msgstore.jobs.runner import choose_runner
-from msgstore.jobs.tasks import pack
+from msgstore.jobs.tasks import group_into_tasks
 
 MIXED = store_of("mixed_upgrade")
 
 
-def find(*paths, catalogue=None, **options) -> Found:
+def find(*paths, catalogue=None, **options) -> JobInputs:
     found = find_inputs(catalogue or msgstore.load_catalogue(), [str(path) for path in paths], **options)
     assert [i.rank for i in found.inputs] == list(range(len(found.inputs)))
     return found
@@ -290,10 +290,10 @@ def test_unknown_record_type_is_refused_before_job(tmp_path):
 
 def test_tasks_are_contiguous_and_split_no_segment():
     sizes = (40, 60, 1, 500, 99, 1, 0, 100)
-    tasks = pack([SegmentInput(rank, "s", f"s/{rank}", "v2", size) for rank, size in enumerate(sizes)], 100)
+    tasks = group_into_tasks([SegmentInput(rank, "s", f"s/{rank}", "v2", size) for rank, size in enumerate(sizes)], 100)
     assert [[found.size for found in task] for task in tasks] == [[40, 60], [1], [500], [99, 1, 0], [100]]
     assert [found.rank for task in tasks for found in task] == list(range(8))
-    assert pack([]) == []
+    assert group_into_tasks([]) == []
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import foreign_ledger
 from msgstore.contract import ConfigError, RecordField, StoreError
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, find_inputs, open_input
-from msgstore.jobs.reading.segment_check import SegmentRange, checksum, judge
-from msgstore.jobs.reports import SegmentStock
+from msgstore.jobs.reading.segment_check import SegmentRange, check_segment, checksum
+from msgstore.jobs.reports import ScannedSegment
 from msgstore.jobs.workers import OpenCodec, open_codec
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from support import DATA, catalogue, failing, filled, needs_foreign, records_in
@@ -94,7 +94,7 @@ def test_real_segment_gives_its_scan(found: SegmentInput, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "BATCH_ROWS", 64)
     monkeypatch.setattr(module, "BATCH_BYTES", 20_000)
     damage = damaged_spans(scanned(found))
-    assert list(judge(found).damage) == damage
+    assert list(check_segment(found).damage) == damage
     check_whole(found, damaged=bool(damage))
 
 
@@ -243,9 +243,9 @@ def test_damage_and_states_of_segments(tmp_path: Path) -> None:
     states = {row["file"]: row["state"] for row in segments_batch(inputs).to_pylist()}
     assert [states[f"{n}.sqs"] for n in range(6)] == ["clean", "corrupt", "torn", "torn", "unreadable", "clean"]
     assert [len(read(found)) for found in inputs] == [10, 0, 0, 8, 0, 9]
-    gone = judge(inputs[1])
+    gone = check_segment(inputs[1])
     assert gone.is_gone
-    assert gone.stock == SegmentStock(inputs[1].path, "v2", size, "unreadable", damaged=size, quarantined=True)
+    assert gone.segment == ScannedSegment(inputs[1].path, "v2", size, "unreadable", damaged=size, quarantined=True)
     assert (damage_batch([]).schema, segments_batch([]).schema) == (DAMAGE, SEGMENTS)
 
 
@@ -254,7 +254,7 @@ def test_scan_that_fails_is_damage(fault: str, mixed: SegmentInput, monkeypatch:
     scan = scanned(mixed).scan
     scan.records.types.pop()
     monkeypatch.setattr(type(open_input(mixed).format), "scan", lambda *_, **__: 1 / 0 if fault == "raises" else scan)
-    [spot] = judge(mixed).damage
+    [spot] = check_segment(mixed).damage
     assert spot.reason.startswith("unreadable: BrokenPlugin: the segment format 'v2' of msgstore-format-v2 ")
     assert ("failed in scan: " in spot.reason, read(mixed, "id")) == (True, [])
 
@@ -290,7 +290,7 @@ def test_failure_without_damage_is_error(breaks: Any, said: str, mixed: SegmentI
         breaks(mixed, patch)
         with pytest.raises(StoreError, match=rf"0\.sqs: unreadable: {said}"):
             read(mixed)
-    assert judge(mixed).damage == ()
+    assert check_segment(mixed).damage == ()
     assert len(read(mixed)) == 30
 
 
@@ -311,7 +311,7 @@ def test_segment_that_was_begun_is_error(mixed: SegmentInput, monkeypatch: pytes
 
     with pytest.raises(StoreError, match="No such file"):
         read(mixed, codec=decoding(delete))
-    assert judge(mixed).stock.state == "unreadable"
+    assert check_segment(mixed).segment.state == "unreadable"
     assert read(mixed, codec=decoding(delete)) == []
 
 

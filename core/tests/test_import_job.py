@@ -18,8 +18,8 @@ from core_support import refused, rows_of, run
 from msgstore.contract import ConfigError, MsgStoreError, StoreError
 from msgstore.jobs import importing
 from msgstore.jobs.importing import import_messages, plan_import
-from msgstore.jobs.reading import shares
-from msgstore.jobs.tasks import Meter
+from msgstore.jobs.reading import splits
+from msgstore.jobs.tasks import ProgressMeter
 
 ID = "0f" * 16
 
@@ -51,7 +51,7 @@ def content(path, index="ets"):
 
 
 def load(*sources, to, **keys) -> importing.ImportReport:
-    return import_messages(plan_import(msgstore.load_catalogue(), sources, to, **keys), map, Meter(0))
+    return import_messages(plan_import(msgstore.load_catalogue(), sources, to, **keys), map, ProgressMeter(0))
 
 
 def fails(message, *sources, to, error=StoreError, **keys):
@@ -62,13 +62,13 @@ def fails(message, *sources, to, error=StoreError, **keys):
 @pytest.mark.parametrize("ids", ["binary(16)", "binary", "text", "lines"])
 def test_rows_are_imported_in_their_order(ids, tmp_path, monkeypatch):
     """A task reads some row groups, or some lines."""
-    monkeypatch.setattr(importing, "SHARE", 20_000)
+    monkeypatch.setattr(importing, "SPLIT_SIZE", 20_000)
     rows, file = some(2000), tmp_path / f"in.{'jsonl' if ids == 'lines' else 'parquet'}"
     to_lines(file, rows) if ids == "lines" else to_parquet(file, rows, ids=ids)
     job = plan_import(msgstore.load_catalogue(), [file], tmp_path / "store")
-    assert len(job.shares) > 3
+    assert len(job.splits) > 3
     done = []
-    report = import_messages(job, map, Meter(job.size, lambda *so_far: done.append(so_far)))
+    report = import_messages(job, map, ProgressMeter(job.size, lambda *so_far: done.append(so_far)))
     assert content(tmp_path / "store") == {i: (b, 1) for i, b in rows}
     assert done == sorted(set(done))
     assert done[-1] == (job.size, job.size)
@@ -141,8 +141,8 @@ def line_of(**members):
     ids=lambda text: text[:30],
 )
 def test_line_that_is_no_message_is_named(line, message, tmp_path, monkeypatch):
-    """By its number in the file, whatever share it is in."""
-    monkeypatch.setattr(importing, "SHARE", 200)
+    """By its number in the file, whatever split it is in."""
+    monkeypatch.setattr(importing, "SPLIT_SIZE", 200)
     file = to_lines(tmp_path / "in.jsonl", some(10))
     with file.open("a", encoding="latin-1") as more:
         more.write(line + "\n")
@@ -157,7 +157,7 @@ def test_impossible_references_are_refused(references, tmp_path):
 
 
 def test_longest_line_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(shares, "LONGEST", 100)
+    monkeypatch.setattr(splits, "LONGEST", 100)
     to_lines(tmp_path / "in.jsonl", [(bytes(16), bytes(200))])
     fails(
         r"in\.jsonl: the line at offset 0 is longer than 100 bytes",

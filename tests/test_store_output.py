@@ -23,8 +23,8 @@ import msgstore
 from msgstore.contract import ConfigError, PluginError, StoreClosed, StoreError, StoreIOError, StoreLocked
 from msgstore.files import Files
 from msgstore.jobs.output import staging_directory as claims
-from msgstore.jobs.output.commit import Staging
-from msgstore.jobs.output.parts import Part, PartWriter, Target, backends_of
+from msgstore.jobs.output.commit import StoreStaging
+from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec, backends_of
 from msgstore.testing.faults import FailingFiles, RecordingFiles, UnsyncedFiles, stopped
 from msgstore.writer_lock import WriterLock
 from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, flip, needs_foreign, stops
@@ -44,19 +44,19 @@ def some(count: int, *, first: int = 0, size: int = 3000, large: Iterable[int] =
     ]
 
 
-def target_of(path: Path, cell: Cell, **more: Any) -> Target:
+def target_of(path: Path, cell: Cell, **more: Any) -> StoreSpec:
     records = (("audit", 200),) if cell.record == "audit" else ()
-    return Target(str(path), cell.index, cell.format, cell.record, records=records, file_size_limit=LIMIT, **more)
+    return StoreSpec(str(path), cell.index, cell.format, cell.record, records=records, file_size_limit=LIMIT, **more)
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Target:
+def target(tmp_path: Path) -> StoreSpec:
     return target_of(tmp_path / "store", V2)
 
 
 def write(
-    staging: Staging, task: int, messages: Messages, step: int = 700, files: Files | None = None, counts: Any = None
-) -> Part:
+    staging: StoreStaging, task: int, messages: Messages, step: int = 700, files: Files | None = None, counts: Any = None
+) -> StorePart:
     """Write a part. Every third step gives whole records, which are copied unchanged between the others."""
     with PartWriter(staging.target, staging.path, task, files=files) as writer:
         encode = backends_of(staging.target, msgstore.load_catalogue()).write_format.format.encode
@@ -69,8 +69,8 @@ def write(
         return pickle.loads(pickle.dumps(writer.finish()))
 
 
-def make(target: Target, *parts: Messages, files: Files | None = None, counts: Any = None) -> None:
-    with Staging.begin(target, files=files) as staging:
+def make(target: StoreSpec, *parts: Messages, files: Files | None = None, counts: Any = None) -> None:
+    with StoreStaging.begin(target, files=files) as staging:
         staging.commit([write(staging, task, messages, files=files) for task, messages in enumerate(parts)], counts)
 
 
@@ -122,7 +122,7 @@ def test_written_bytes_equal_those_of_store(name: str, end: str, tmp_path: Path,
         keys["format"] = {"use": cell.format, "records": {"audit": 200}}
     with msgstore.open_store(tmp_path / "own", **keys) as store:
         store.client().write_many(messages)
-    with Staging.begin(target_of(tmp_path / "bulk", cell)) as staging:
+    with StoreStaging.begin(target_of(tmp_path / "bulk", cell)) as staging:
         staging.commit([write(staging, 7, messages, step=random.Random(name).choice([1, 97, 2000]))])
     theirs, ours = segments(tmp_path / "own"), segments(tmp_path / "bulk")
     assert len(theirs) > 4
@@ -137,7 +137,7 @@ def test_parts_are_numbered_by_task(name: str, tmp_path: Path) -> None:
     """Each part begins a segment; numbers have no gaps."""
     cell, target = ALL[name], target_of(tmp_path / "store", ALL[name])
     parts = [some(900, first=n * 1000) for n in range(3)]
-    with Staging.begin(target) as staging:
+    with StoreStaging.begin(target) as staging:
         done = {task: write(staging, task, parts[task]) for task in (2, 0, 1)}
         staging.commit([*done.values(), write(staging, 3, [])])
     found = {int(Path(name).stem): len(data) for name, data in segments(tmp_path / "store").items()}
@@ -170,10 +170,10 @@ def test_counts_of_commit_are_summed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty-0", "empty-1", "store"]
 
 
-def test_references_of_parts_are_summed(target: Target, tmp_path: Path) -> None:
+def test_references_of_parts_are_summed(target: StoreSpec, tmp_path: Path) -> None:
     """Every part brings its own; they are added up, as if each row were so many writes."""
     counts = [1 + n % 3 for n in range(500)]
-    with Staging.begin(target) as staging:
+    with StoreStaging.begin(target) as staging:
         staging.commit([write(staging, task, part, 90, counts=counts) for task, part in enumerate([A, B + A[:2], []])])
     wanted = {i: (b, counts[n]) for messages in (A, B) for n, (i, b) in enumerate(messages)}
     for n, (msg_id, body) in enumerate(A[:2], len(B)):
@@ -198,15 +198,15 @@ def test_copies_of_an_id_are_merged(name: str, where: str, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counted", "store"]
 
 
-def test_commit_takes_only_the_given_attempts(target: Target, tmp_path: Path) -> None:
-    with Staging.begin(target) as staging:
+def test_commit_takes_only_the_given_attempts(target: StoreSpec, tmp_path: Path) -> None:
+    with StoreStaging.begin(target) as staging:
         lost = write(staging, 0, B)
         killed = PartWriter(target, staging.path, 0)  # its worker never came to an end
         killed.add([i for i, _ in B], [b for _, b in B])
         part = write(staging, 0, A)
         with pytest.raises(ValueError, match="two attempts of task 0"):
-            Staging.join(target, staging.path).commit([part, lost])
-    with Staging.begin(target) as staging:
+            StoreStaging.join(target, staging.path).commit([part, lost])
+    with StoreStaging.begin(target) as staging:
         write(staging, 0, B)
         staging.commit([write(staging, 0, A)])
     check(tmp_path / "store", A)
@@ -222,10 +222,10 @@ def test_commit_takes_only_the_given_attempts(target: Target, tmp_path: Path) ->
     ],
 )
 def test_wrong_messages_are_refused(
-    ids: Any, bodies: Any, references: Any, message: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ids: Any, bodies: Any, references: Any, message: str, target: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left of the attempt."""
-    with Staging.begin(target) as staging:
+    with StoreStaging.begin(target) as staging:
         writer = PartWriter(target, staging.path, 0)
         monkeypatch.setattr(writer._form.format, "max_body", 9)  # as if it were a format with small records
         with pytest.raises((StoreError, ValueError), match=message):
@@ -250,7 +250,7 @@ NOT_THERE, CHANGED = "was written with .* bytes, and is not there", "1200 messag
 )
 def test_changed_part_is_refused_at_commit(spoil: Callable[[Path, Path], object], message: str, tmp_path: Path) -> None:
     target = target_of(tmp_path / "store", CELLS["ets-v2-checksum"])
-    with Staging.begin(target) as staging:
+    with StoreStaging.begin(target) as staging:
         part = write(staging, 0, some(1200))
         spoil(Path(part.directory, "0.sqs"), Path(part.directory, "msgstore-0.sqs.hint"))
         with pytest.raises(StoreError, match=message) if message else contextlib.nullcontext():
@@ -284,15 +284,15 @@ def test_unusable_destination_is_refused_before_work(tmp_path: Path, monkeypatch
         "/": "is there already",
     }.items():
         with pytest.raises(StoreError, match=message):
-            Staging.begin(target_of(tmp_path / name, V2), sources=[tmp_path / "source"])
+            StoreStaging.begin(target_of(tmp_path / name, V2), sources=[tmp_path / "source"])
     with monkeypatch.context() as patch:
         patch.setattr(os.path, "ismount", lambda path: Path(path) == tmp_path / "empty")
         with pytest.raises(StoreError, match="a file system is mounted there"):
-            Staging.begin(target_of(tmp_path / "empty", V2))
+            StoreStaging.begin(target_of(tmp_path / "empty", V2))
     monkeypatch.chdir(tmp_path / "empty")
     for name in (".", str(tmp_path / "empty")):
         with pytest.raises(StoreError, match="is the working directory"):
-            Staging.begin(Target(name))
+            StoreStaging.begin(StoreSpec(name))
     for keys, kind in (
         ({"format": "v7"}, PluginError),
         ({"index": "lmbd"}, PluginError),
@@ -301,17 +301,17 @@ def test_unusable_destination_is_refused_before_work(tmp_path: Path, monkeypatch
         ({"format": "v1", "records": (("audit", 200),)}, ConfigError),
     ):
         with pytest.raises(kind):
-            Staging.begin(Target(str(tmp_path / "store"), **keys))
+            StoreStaging.begin(StoreSpec(str(tmp_path / "store"), **keys))
     monkeypatch.chdir(tmp_path / "source")
     (tmp_path / "empty").chmod(0o2700)
-    make(Target("../empty"), A)
+    make(StoreSpec("../empty"), A)
     assert stat.S_IMODE((tmp_path / "empty").stat().st_mode) == 0o2700
     assert content(tmp_path / "empty") == expected(A)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_destination_taken_meanwhile_is_refused(target: Target, tmp_path: Path) -> None:
-    with Staging.begin(target) as staging:
+def test_destination_taken_meanwhile_is_refused(target: StoreSpec, tmp_path: Path) -> None:
+    with StoreStaging.begin(target) as staging:
         part = write(staging, 0, A)
         (tmp_path / "store").mkdir()
         (tmp_path / "store" / "mine").write_bytes(b"mine")
@@ -323,7 +323,7 @@ def test_destination_taken_meanwhile_is_refused(target: Target, tmp_path: Path) 
 # -- crashes, errors, and other jobs ------------------------------------------------------------------------------------------
 
 
-def test_every_file_is_synced_before_store_appears(target: Target) -> None:
+def test_every_file_is_synced_before_store_appears(target: StoreSpec) -> None:
     files = RecordingFiles()
     make(target, some(700), some(700, first=1000), files=files)
     happened = [(name, path) for name, path, _ in files.operations]
@@ -344,7 +344,7 @@ def test_job_killed_at_any_change_is_repeatable(tmp_path: Path) -> None:
         ends.append(target.destination.exists())
         if ends[-1]:
             with pytest.raises(StoreError, match="is there already"):
-                Staging.begin(target)
+                StoreStaging.begin(target)
         else:
             make(target, *parts, files=UnsyncedFiles())
         check(target.destination, *parts)
@@ -383,25 +383,28 @@ def test_job_failed_at_any_operation_leaves_nothing(name: str, tmp_path: Path) -
     assert outcomes == {"made", "failed"}
 
 
-def test_second_job_of_destination_is_refused(target: Target, tmp_path: Path) -> None:
+def test_second_job_of_destination_is_refused(target: StoreSpec, tmp_path: Path) -> None:
     """Jobs for other destinations are none of its business, whatever their names, and files of others stay."""
     (tmp_path / ".store.msgstore").mkdir()
     (tmp_path / ".store.msgstore" / "notes").write_text("mine")
-    with Staging.begin(target) as first, Staging.begin(target_of(tmp_path / "store.msgstore-0123456789abcdef", V2)) as other:
+    with (
+        StoreStaging.begin(target) as first,
+        StoreStaging.begin(target_of(tmp_path / "store.msgstore-0123456789abcdef", V2)) as other,
+    ):
         with pytest.raises(StoreLocked, match=f"process {os.getpid()} is writing a store there") as caught:
-            Staging.begin(target)
+            StoreStaging.begin(target)
         assert caught.value.pid == os.getpid()
         first.commit([write(first, 0, A)])
         other.commit([write(other, 0, B)])
     with pytest.raises(StoreError, match="is there already"):
-        Staging.begin(target)
+        StoreStaging.begin(target)
     assert content(tmp_path / "store") == expected(A)
     assert [path.name for path in (tmp_path / ".store.msgstore").iterdir()] == ["notes"]
 
 
 @pytest.mark.parametrize("is_locked", [False, True])
 def test_job_beside_one_that_ends_is_refused(
-    is_locked: bool, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_locked: bool, target: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one deletes the directory between its creation and its lock, or just after that."""
 
@@ -412,13 +415,13 @@ def test_job_beside_one_that_ends_is_refused(
 
     monkeypatch.setattr(claims, "WriterLock", late)
     with pytest.raises(StoreLocked, match=r"has just ended, and deletes \.store\.msgstore beside it\. Try again"):
-        Staging.begin(target)
+        StoreStaging.begin(target)
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_of_ended_job_fail_clearly(target: Target, tmp_path: Path) -> None:
+def test_workers_of_ended_job_fail_clearly(target: StoreSpec, tmp_path: Path) -> None:
     """They fail at their next file, with an error that says so, and bring nothing back."""
-    staging = Staging.begin(target)
+    staging = StoreStaging.begin(target)
     writer = PartWriter(target, staging.path, 0)
     writer.add([i for i, _ in A], [b for _, b in A])
     staging.abandon()
@@ -468,7 +471,7 @@ def test_killed_driver_leaves_destination_free(tmp_path: Path) -> None:
         with driver.stdin, driver.stdout:
             workers = list(map(int, driver.stdout.readline().split()))
             with pytest.raises(StoreLocked, match=f"process {driver.pid} is writing a store there"):
-                Staging.begin(Target(command[3]))
+                StoreStaging.begin(StoreSpec(command[3]))
             driver.kill()
             driver.wait()
         assert beside(tmp_path / "store")
@@ -479,25 +482,25 @@ def test_killed_driver_leaves_destination_free(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
         assert not beside(tmp_path / "store")
         with pytest.raises(StoreError, match="is there already"):
-            Staging.begin(Target(command[3]))
+            StoreStaging.begin(StoreSpec(command[3]))
         shutil.rmtree(tmp_path / "store")
 
 
 def test_job_handed_over_lives_with_owner(tmp_path: Path) -> None:
     """As Spark has it: planned by one process, committed by another, and alive as long as a third one is."""
-    target = Target(str(tmp_path / "store"))
+    target = StoreSpec(str(tmp_path / "store"))
     plan = (
-        "import sys; from msgstore.jobs.output.commit import Staging; from msgstore.jobs.output.parts import Target\n"
-        "staging = Staging.begin(Target(sys.argv[1])); staging.hand_over(int(sys.argv[2])); print(staging.path)"
+        "import sys; from msgstore.jobs.output.commit import StoreStaging; from msgstore.jobs.output.parts import StoreSpec\n"
+        "staging = StoreStaging.begin(StoreSpec(sys.argv[1])); staging.hand_over(int(sys.argv[2])); print(staging.path)"
     )
     for end in ("killed", "abandoned", "committed"):
         with subprocess.Popen(["sleep", "60"]) as owner:
             command = [sys.executable, "-c", plan, target.path, str(owner.pid)]
             path = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
             with pytest.raises(StoreLocked, match=f"process {owner.pid} is writing a store there"):
-                Staging.begin(target)
+                StoreStaging.begin(target)
             assert beside(Path(target.path)) == [Path(path).parent.name]
-            joined = Staging.join(target, path)
+            joined = StoreStaging.join(target, path)
             if end == "committed":
                 joined.commit([write(joined, 0, A)])
             elif end == "abandoned":

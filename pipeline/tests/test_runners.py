@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import msgstore
-from mess import DAMAGED, DATA, build_corpus
+from damaged_corpus import DAMAGED, DATA, build_corpus
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError
 from msgstore.jobs.counts import read_counts
@@ -36,7 +36,7 @@ BROKERS = sorted(path.parent for path in BROKER.glob("*/manifest.json") if (path
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch):
-    monkeypatch.setattr("msgstore.jobs.tasks.pack.__defaults__", (2**17,))
+    monkeypatch.setattr("msgstore.jobs.tasks.group_into_tasks.__defaults__", (2**17,))
 
 
 @pytest.fixture
@@ -104,9 +104,9 @@ def test_directory_of_broker_is_salvaged_alike(spark, tmp_path, store):
 
 
 def test_all_and_forty_damaged_are_salvaged_alike(spark, tmp_path):
-    mess = tmp_path / "mess"
-    segments = build_corpus(mess)
-    report, stored = same_from_all(tmp_path, [mess / "whole", mess / "damaged"], body="raw")  # the better copies first
+    corpus = tmp_path / "corpus"
+    segments = build_corpus(corpus)
+    report, stored = same_from_all(tmp_path, [corpus / "whole", corpus / "damaged"], body="raw")  # the better copies first
     assert len(report.inputs) == len(segments) > DAMAGED
     kinds = {"torn", "flipped", "truncated", "zero-filled", "shuffled"}
     assert {Path(spot.path).parent.name[3:] for spot in report.damage} >= kinds

@@ -408,6 +408,15 @@ def test_deleted_segment_is_synced_before_commit(opened, files, monkeypatch):
     assert operations[-1] == "sync_directory"
 
 
+def test_collection_of_nothing_syncs_nothing(opened, files):
+    store = opened(files, durability={"fsync_every": "1h"})
+    play(store, "+A f")
+    files.operations.clear()
+    store.compact()
+    assert not names_of(files, "sync", "sync_directory")
+    assert store._segments.unsynced
+
+
 @pytest.mark.parametrize("durability", ["fsync", {"fsync_every": "1h"}], ids=["at once", "later"])
 def test_new_segment_name_is_synced_before_messages(opened, files, durability):
     store = opened(files, durability=durability)
