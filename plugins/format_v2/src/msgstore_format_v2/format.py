@@ -45,8 +45,8 @@ _ID, _BODY = slice(HOLE_SIZE, RECORD_SIZE), slice(RECORD_SIZE, None)
 
 
 class SegmentFormatV2:
-    """Format of ``.sqs`` files: typed records after a 64-byte header. The format itself binds ``message`` to byte 3. The
-    descriptor of ``message`` only tells tools the name, and that the record type is FRAMED.
+    """Format of ``.sqs`` files: typed records after a 64-byte header. It makes the record
+    type ``message`` itself, for byte 3. The descriptor of ``message`` tells tools the name, and that the type is FRAMED.
 
     Raises ValueError for record types that cannot be bound to their type bytes.
     """

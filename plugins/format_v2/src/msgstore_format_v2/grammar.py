@@ -27,7 +27,7 @@ MESSAGE = 3
 """1 byte of type, 4 bytes of size, 16 bytes of id, then the body."""
 MESSAGE_WITH_CHECKSUM = 4
 """Type byte that the specification assigns to the record type ``checksum``, of ``plugins/checksum_record``. A store may bind
-that record type to another byte, and then writes the other one."""
+it to a byte from 128 to 255 instead: then its records begin with that byte."""
 
 HOLE_SIZE = 5
 """Size of the smallest HOLE: type and size, which begin every record except a SMALL_HOLE."""
