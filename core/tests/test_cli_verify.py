@@ -109,6 +109,17 @@ def test_verify_reports_damage_and_wrong_locations(store):
     assert f"checksum_mismatch: message {IDS[43].hex()}" in text
 
 
+def test_verify_counts_what_scan_passes_over_as_verified(tmp_path):
+    """The size of the third message is one too large, so that the scan takes the next one for a part of it."""
+    with msgstore.open_store(tmp_path, gc_interval=0) as opened, opened.client() as client:
+        client.write_many((msg_id, bytes(200)) for msg_id in IDS[:6])
+    flip(tmp_path / "0.sqs", 64 + 2 * 221 + 4, 221 ^ 222, unseen=True)
+    found, summary, text = verify(tmp_path)
+    assert (summary["verified"], summary["unreachable"], summary["ok"]) == (5, 1, False)
+    assert [one["id"] for one in damage_of(found) if one["id"]] == [IDS[2].hex()]
+    assert run("get", tmp_path, IDS[3].hex(), code=0).stdout_bytes == bytes(200)
+
+
 def test_verify_decodes_bodies_as_reads_do(tmp_path):
     """And the advice of the error of a read works."""
     path, wrong, right = tmp_path / "store", IDS[1], IDS[2]

@@ -99,8 +99,9 @@ class StoreConfig:
     """Time between the first change and the flush that confirms it. ``durability`` says what is synced. 0: every call flushes
     before it returns."""
     max_unconfirmed: Size = Size(64 * 2**20)
-    """Limit of written, unconfirmed bytes, for every durability. Each message counts as its body plus 1 KiB. A writer that
-    reaches the limit flushes before it continues. More than 128 clients may exceed it by 256 KiB each."""
+    """Limit of written bytes that no commit of the index covers. With ``fsync_every`` these may be confirmed. Each message
+    counts as its body plus 1 KiB. A writer that reaches the limit flushes and commits before it continues. More than 128
+    clients may exceed it by 256 KiB each."""
     shared_cache: Size = Size(16 * 2**20)
     """Bytes of cached bodies of messages with several references, so that all readers get one object. 0: no cache."""
     where: str = attrs.field(default="", eq=False)

@@ -23,6 +23,8 @@ from msgstore.files import Files
 from msgstore.jobs.reports import SpanReport
 from msgstore.scan import OpenFormat, damaged_spans, scan_file
 
+NOT_IN_SCAN = "not_in_scan"
+"""Reason for a live record that a scan finds with another id or size, or passes over because the one before it is damaged."""
 MAX_READS = 3
 """Reads of a segment that the collector changes meanwhile."""
 CHUNK = 2**18
@@ -180,6 +182,7 @@ class Checker:
         check.scan = scan = report.scan
         found = {s.offset: DamagedSpan(path.name, s.offset, s.size, s.reason) for s in damaged_spans(report)}
         scanned = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
+        offsets = {offset for _, offset, _ in scanned}
         with self.files.view(path) as data:
             for entry in check.entries:
                 record = data[entry.offset : entry.offset + entry.size]
@@ -192,7 +195,9 @@ class Checker:
                 if reason is not None:
                     found |= {span.offset: span for span in self.find_lost([entry], path, reason)}
                 elif entry.offset < scan.end.offset and (entry.msg_id, entry.offset, entry.size) not in scanned:
-                    found[entry.offset] = _span(entry, path, "not_in_scan")
+                    span = _span(entry, path, NOT_IN_SCAN)
+                    is_hidden = entry.offset not in offsets  # in what the scan takes for the record before it: it can be read
+                    found[entry.offset] = attrs.evolve(span, msg_id=None) if is_hidden else span
         check.spans = list(found.values())
 
     def find_lost(self, entries: Iterable[StoredMessage], path: Path, reason: str) -> list[DamagedSpan]:

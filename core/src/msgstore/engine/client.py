@@ -22,11 +22,14 @@ def check_id(msg_id: object) -> None:
 
 
 class Client:
-    """Made by :meth:`Store.client`. Leaving it as a context manager closes the client, not the store. Thread-safe."""
+    """Made by :meth:`Store.client`. Leaving it as a context manager closes the client, not the store. Thread-safe.
+
+    ``write``, ``read``, ``read_many``, ``contains`` and ``remove`` are attributes of each client: ``help(client.read)``.
+    """
 
     write: Callable[[bytes, bytes], None]  # WriteBuffer.make_fast_path, Writer.write_slow
-    """``write(msg_id, body)``: write a message, or add a reference to one. An id names one body permanently: the body of a
-    second write is ignored.
+    """``write(msg_id, body)``: write a message, or add a reference to one. An id names one body permanently, so
+    write equal bodies: the body of a second write is not kept, and reads may return it until the next flush.
 
     Returns before the message is on disk; it can be read at once. ``on_confirm`` is called with its id after the flush that
     makes it safe: ``sync_interval`` later, or by ``store.flush()``. Raises ValueError (id), TypeError (body), MessageTooLarge
@@ -36,7 +39,8 @@ class Client:
     read: Callable[[bytes], bytes]
     """``read(msg_id)``: return the body. Raises MessageNotFound (a KeyError), CorruptRecord, StoreIOError, ValueError (id)."""
     read_many: Callable[[Iterable[bytes]], dict[bytes, bytes]]
-    """``read_many(ids)``: return the bodies of the present ids. Neighbours on disk are read together."""
+    """``read_many(ids)``: return the bodies of the present ids. Neighbours on disk are read together. Raises CorruptRecord for
+    the first damaged message, without the bodies of the others: leave out ``error.msg_id``, and repeat."""
     contains: Callable[[bytes], bool]
     """``contains(msg_id)``: return True if ``read`` would find a message."""
     remove: Callable[[Iterable[bytes]], None]

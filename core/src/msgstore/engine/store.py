@@ -185,7 +185,10 @@ class Store:
         return self._reader.record(entry.msg_id).body
 
     def record(self, entry: StoredMessage) -> WholeRecord:
-        """Return the whole record of a message, wherever it is now. Raises as ``stored_body``."""
+        """Return the whole record of a message, wherever it is now: its ``data`` and ``body``, ``path``, ``offset``, ``form``.
+
+        ``msgstore.scan.describe(record)`` has its type and fields. Raises as ``stored_body``.
+        """
         return self._reader.record(entry.msg_id)
 
     def references(self, msg_id: bytes) -> int:

@@ -124,12 +124,12 @@ def damaged_spans(report: SegmentReport) -> list[Damage]:
 
 @attrs.frozen
 class WholeRecord:
-    """A record that was read and checked."""
+    """A record that was read and checked. :func:`describe` returns its type and fields."""
 
     path: Path
     offset: int
     """Offset in the file at the time of the read."""
-    form: OpenFormat
+    form: OpenFormat = attrs.field(repr=False)
     data: bytes
     body: bytes
     """The stored body."""

@@ -1,8 +1,8 @@
 """Byte layout and checks of MESSAGE_WITH_CHECKSUM.
 
 Big-endian: type (1 byte, 4 unless the store binds another), size (4 bytes, of the whole record), id (16), CRC (4), body
-(size - 25). Source of the layout: section 3.2 of the design of format v2. The design does not define the CRC. This module uses CRC-32C (RFC 3720, B.4)
-over type, size and id, then the body.
+(size - 25). Source of the layout: section 3.2 of the design of format v2. The design does not define the CRC. This module
+uses CRC-32C (RFC 3720, B.4) over type, size and id, then the body.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class LmdbIndex:
 
     Changes go into the newest layer. ``freeze`` puts an empty layer on top of it. ``commit`` writes the frozen layers in one
     LMDB transaction, renews the snapshot used for reads, and then drops these layers. A lookup goes through the layers from
-    the top and then to the snapshot. It takes only the read lock of the environment, for the snapshot: each
-    entry is always in a layer or there.
+    the top and then to the snapshot. It needs no lock for the layers, because each entry is always in a layer or in the
+    snapshot. Reading the snapshot takes the read lock of the environment.
 
     Methods raise OSError if LMDB fails. Uncommitted changes stay in their layers, so a commit can be repeated. After a failed
     transaction the environment is reopened: the transaction may or may not be stored. Repeating it is safe, because a layer

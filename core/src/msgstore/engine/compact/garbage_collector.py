@@ -181,7 +181,9 @@ class GarbageCollector:
             return []  # no garbage: the policy was asked while a flush wrote it, before the index had its records
         # Not in place if removed bodies must be overwritten: a crash would leave them in the gaps.
         if segment.form.compactable is not None and not self._segments.erase:
-            return [compact_in_place(self._context, pinned[0])]
+            done = compact_in_place(self._context, pinned[0])
+            if done is not None:
+                return [done]
         return compact_by_copy(self._context, pinned, "compacted")
 
     def _drop(self, source: PinnedSegment, reason: str) -> CollectionResult:

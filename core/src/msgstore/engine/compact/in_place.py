@@ -40,6 +40,9 @@ from msgstore.engine.compact.gc_context import (
 from msgstore.locations import pack_locations
 from msgstore.scan.formats import scan_checked
 
+MAX_SIZE = 1.25
+"""Size of a segment after a compaction in place, in sizes of its live records."""
+
 
 @attrs.define
 class MovePlan:
@@ -109,8 +112,11 @@ def _take_first(tree: list[int], leaves: int, size: int) -> int | None:
     return first
 
 
-def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult:
-    """Compact one pinned segment. Caller holds no lock. Raises InconsistentSegment, StoreIOError."""
+def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult | None:
+    """Compact one pinned segment. Caller holds no lock. Raises InconsistentSegment, StoreIOError.
+
+    Returns None, and changes nothing, if the gaps fit so few records that much garbage would stay: copy the segment then.
+    """
     segment, segments = source.segment, context.segments
     form, before = segment.form.compactable, segment.size
     assert form is not None
@@ -118,6 +124,8 @@ def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionRes
         live = source.live(context, data)
         with blamed(segment, segment.form, "gap_room"):
             plan = plan_moves(form, live)
+        if plan.end - len(form.header) > MAX_SIZE * sum(live.sizes):
+            return None
         moves = [at for at, place in enumerate(plan.places) if place != live.offsets[at]]
         if plan.end >= before and not moves:
             segment.compacted_live_bytes = sum(live.sizes)

@@ -34,10 +34,11 @@ class BatchWriter:
         """Set by the store: a new segment was started."""
 
     def write(self, ids: Sequence[bytes], max_bytes: int) -> tuple[int, list[bytes]]:
-        """Write the first of ``ids``, about ``max_bytes`` of them. Raises StoreIOError: what was not entered stays buffered.
+        """Write messages from the first id on, until about ``max_bytes`` are written. Raises StoreIOError: what was not entered
+        stays buffered.
 
-        Return the number of ids that were processed, from the first on, and those of them to write again: their
-        old record has died between the lookup and now.
+        Return the number of ids that were processed, and the ids among them that must be written again, because their record
+        has died between the lookup and now.
         """
         with self._accounting.state_lock:
             entries = self._buffer.peek(ids)

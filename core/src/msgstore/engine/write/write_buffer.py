@@ -7,7 +7,8 @@
   bytes and int, which the garbage collector does not track.
 - ``pending.pop`` gives an entry to one remover, or to the flush.
 
-A call that loses such a race, or meets a message with several references, takes the slow path, which holds the state lock:
+A call takes the slow path, which holds the state lock, if it loses such a race, meets a message with several references, or
+removes a message that another client wrote:
 
 - A second reference turns the entry into ``(body, {client number: references})``, which is also in ``shared``. Only the holder
   of the state lock changes ``shared``. A remover that has popped such an entry from ``pending`` waits for the lock, subtracts
@@ -156,7 +157,7 @@ class WriteBuffer:
         shared = self.shared.get(msg_id)
         if popped is not None and not isinstance(popped[1], dict):
             # 1. A remover had popped the shared entry. 2. Another client wrote the id: a new entry. 3. This remover popped it.
-            # So the new entry's reference is the one to remove; instead one of ``client`` goes, and the other client keeps its.
+            # So the new entry's reference is the one to remove; instead one of ``client`` goes, and the other client's stays.
             if shared is not None and client in shared[1]:
                 _transfer(shared[1], client, None if popped[1] in self._dropped else popped[1])
                 self._update_shared(msg_id, shared)

@@ -126,7 +126,7 @@ class Writer:
     # -- write ------------------------------------------------------------------------------------------------------------
 
     def write_slow(self, client: Client, msg_id: bytes, body: bytes) -> None:
-        """Take what the fast path did not: a second reference, a large or encoded body, one not of ``bytes``, a mistake."""
+        """Take what the fast path did not: a buffered id, a large or encoded body, one not of ``bytes``, a mistake."""
         client.check_open()
         check_id(msg_id)
         if isinstance(body, bytearray | memoryview):
