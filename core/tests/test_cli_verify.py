@@ -114,7 +114,7 @@ def test_verify_counts_what_scan_passes_over_as_verified(tmp_path):
     with msgstore.open_store(tmp_path, gc_interval=0) as opened, opened.client() as client:
         client.write_many((msg_id, bytes(200)) for msg_id in IDS[:6])
     flip(tmp_path / "0.sqs", 64 + 2 * 221 + 4, 221 ^ 222, unseen=True)
-    found, summary, text = verify(tmp_path)
+    found, summary, _ = verify(tmp_path)
     assert (summary["verified"], summary["unreachable"], summary["ok"]) == (5, 1, False)
     assert [one["id"] for one in damage_of(found) if one["id"]] == [IDS[2].hex()]
     assert run("get", tmp_path, IDS[3].hex(), code=0).stdout_bytes == bytes(200)
