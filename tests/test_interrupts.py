@@ -6,6 +6,7 @@ Signals come when they like. The harness ``crash`` raises an interrupt before an
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import logging
@@ -13,6 +14,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -25,7 +27,7 @@ import msgstore
 from crash.history import Run, keys_of
 from crash.model import Aftermath, body_of, compare
 from msgstore.contract import StoreClosed
-from support import A, B, C, Cell, FullDisk, HookedFiles, open_with, play
+from support import A, B, C, Cell, FullDisk, HookedFiles, open_with, play, until
 
 SIGNALS = 40
 """That come in the middle of each change."""
@@ -50,10 +52,17 @@ def write_again(run: Run) -> None:
     run.clients[0].write(msg_id, body_of(msg_id))
 
 
+def write_after_failure(run: Run) -> None:
+    """Such a write flushes first."""
+    run.store._writer.set_failing(True)
+    write_again(run)
+
+
 CHANGES: dict[str, Callable[[Run], object]] = {
     "flush": lambda run: run.store.flush(),
     "remove": remove,
     "second reference": write_again,
+    "write after a failed flush": write_after_failure,
     "roll": lambda run: run.store.roll(),
     "compact": lambda run: run.store.compact(everything=True),
     "close": lambda run: run.store.close(),
@@ -81,21 +90,21 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def is_interrupted(change: Callable[[], object], seconds: float) -> bool:
-    """Send a signal that raises KeyboardInterrupt after so many seconds. True if it came before the change was through."""
+def is_interrupted(change: Callable[[], object], seconds: float, outside: type[BaseException] = KeyboardInterrupt) -> bool:
+    """Send a signal whose handler raises after so many seconds. True if it came before the change was through."""
     rings = [True]
 
     def ring(*_: object) -> None:
         if rings:
             rings.clear()  # once
-            interrupt()
+            raise outside
 
     usual = signal.signal(signal.SIGALRM, ring)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         change()
         rings.clear()
-    except KeyboardInterrupt:
+    except outside:
         return True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -135,6 +144,38 @@ def signals(name: str, change: str, path: Path) -> None:
         run = scene(path / str(tries), name)
         came += is_interrupted(partial(CHANGES[change], run), max(rng.uniform(0, lasts), 1e-6))
         check(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outside", ["KeyboardInterrupt", "SystemExit"])
+@pytest.mark.parametrize("name", ["ets", "lmdb"])
+def test_opening_interrupted_by_signal_leaves_nothing(name: str, outside: str, tmp_path: Path) -> None:
+    """No lock, no thread, every count, and the exception is what the handler has raised."""
+    command = [sys.executable, "-X", "faulthandler", __file__, name, outside, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> None:
+    logging.Logger.isEnabledFor = lambda *_: False  # type: ignore[method-assign]  # as in ``signals``
+    run, rng = scene(path / "store", name), random.Random(name)
+    keys = run.keys | {"gc_interval": "1h"}  # with both threads
+    with run.store as store:
+        store.flush()
+        truth = {entry.msg_id: entry.references for entry in store.entries()}
+    lasts = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        open_with(run.path, **keys).close()
+        lasts.append(time.perf_counter() - begin)
+    opened: list[msgstore.Store] = []
+    for _ in range(SIGNALS):
+        while not is_interrupted(lambda: opened.append(open_with(run.path, **keys)), rng.uniform(1e-6, min(lasts)), outside):
+            opened.pop().close()
+        assert not opened
+        until(lambda: not any("msgstore" in thread.name for thread in threading.enumerate()))
+        with open_with(run.path, **keys) as store:
+            assert {entry.msg_id: entry.references for entry in store.entries()} == truth
 
 
 def test_interrupt_in_flush_ends_the_store(tmp_path: Path) -> None:
@@ -205,9 +246,6 @@ def test_exit_without_close_warns_of_unconfirmed_writes(tmp_path):
 
 
 def test_interrupt_after_segment_is_created_leaves_no_file(opened, files):
-    def interrupt():
-        raise KeyboardInterrupt
-
     store = opened(files, sync_interval="1h")
     play(store, "+A")
     files.after("create", interrupt, ".")
@@ -235,4 +273,7 @@ def test_collected_store_warns_of_unconfirmed_writes(tmp_path, caplog):
 
 
 if __name__ == "__main__":
-    signals(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    if sys.argv[2] in CHANGES:
+        signals(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    else:
+        signals_at_opening(sys.argv[1], getattr(builtins, sys.argv[2]), Path(sys.argv[3]))

@@ -153,6 +153,7 @@ def test_migration_fires_collection_finished(tmp_path, recorder):
 
 def test_dropped_messages_fire_event(tmp_path, recorder):
     telemetry = Telemetry(tmp_path, [Observer(hook, recorder, ACME) for hook in EVENT_HOOKS])
+    telemetry.start()
     dropped = {"file": "7.sqs", "messages": 3, "bytes": 300, "reason": "older than 1d"}
     telemetry.note(events.MessagesDroppedEvent, **dropped)
     telemetry.note(events.StoreClosedEvent, how="closed")
@@ -214,6 +215,7 @@ def test_observer_hanging_is_not_waited_for(tmp_path, monkeypatch, caplog):
         go_on.wait()
 
     telemetry = Telemetry(tmp_path, [Observer("msgstore_segment_deleted", observe, ACME)])
+    telemetry.start()
     for number in range(6):
         telemetry.note(events.SegmentDeletedEvent, file=f"{number}.sqs", size=1)
         assert hanging.wait(10)

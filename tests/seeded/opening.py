@@ -35,7 +35,7 @@ grown-segment-passes-the-brokers-summary: Saved counts older than the segments a
 @ msgstore.engine.open.startup
 failed-opening-keeps-the-lock: After an opening that failed the same process cannot open the store again.
   open_directory  tests/test_recovery.py::test_killed_rebuild_begins_again
-  = undo.callback(lock.release) => pass
+  = resources.callback(lock.release) => pass
 empty-segment-survives-a-crash: A segment that was empty when the process was killed keeps its space until somebody collects.
   _begin_writing  tests/test_races.py::test_empty_segment_of_killed_store_is_deleted
   = accounting.queue_deletion(segment) => pass
@@ -74,7 +74,7 @@ moved-record-is-read-where-it-was: A reader in another process gets other bytes 
 short-read-is-a-shorter-body: A message in a segment that was cut is read as a shorter body instead of an error.
   Reader._find  tests/test_store.py::test_read_of_damaged_record_names_place
   = if len(data) != size: => if len(data) > size:
-@ msgstore.engine.opening
+@ msgstore.engine.live_store
 half-rebuilt-index-is-read: A reader takes an index for whole whose rebuild was killed, and misses messages.
   LiveStore.make_view  tests/test_other_processes.py::test_reader_refuses_a_half_rebuilt_index
   = state.get(LAYOUT_KEY) != LAYOUT => state.get(LAYOUT_KEY, LAYOUT) != LAYOUT

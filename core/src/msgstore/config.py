@@ -30,10 +30,10 @@ Reads = Literal["pread", "mmap"]
 
 @attrs.frozen
 class FsyncEvery:
-    """Durability ``{ fsync_every = "100ms" }``: confirmed messages are synced within about this time."""
+    """Durability ``{ fsync_every = "100ms" }``: a sync of confirmed messages begins about this time later."""
 
     fsync_every: Duration
-    """Longest time between the confirm and the begin of the sync."""
+    """Time from the confirm to the begin of the sync, rarely up to a second more."""
 
 
 Durability = Literal["os", "fsync"] | FsyncEvery
@@ -87,7 +87,7 @@ class StoreConfig:
     reads the result as long as all segments are ``*.rdq``. Has no effect on any other directory."""
     durability: Durability = "os"
     """The meaning of a confirm: ``"os"``, passed to the operating system; ``"fsync"``, synced to disk; ``{ fsync_every =
-    "100ms" }``, passed to the operating system and synced within that time."""
+    "100ms" }``, passed to the operating system, and a sync begins about that time later."""
     reads: Reads = "pread"
     """How messages are read: ``"pread"``, one system call each, or ``"mmap"``, from mappings of the segments. Mappings are
     about twice as fast if the files are in memory."""

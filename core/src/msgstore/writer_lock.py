@@ -102,8 +102,9 @@ class WriterLock:
 class _Directory:
     """Open directory. Closed on garbage collection."""
 
+    fd = -1
+
     def __init__(self, path: Path) -> None:
-        self.fd = -1
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def lock(self, kind: int) -> None:

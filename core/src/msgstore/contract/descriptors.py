@@ -87,7 +87,7 @@ class RecordField:
     kind: FieldKind = attrs.field(validator=in_(get_args(FieldKind)))
     """Kind of the values."""
     summary: str = ""
-    """One line for ``msgstore plugins``."""
+    """One line for ``msgstore plugins --json``."""
 
 
 @attrs.frozen(kw_only=True)

@@ -112,12 +112,15 @@ class Telemetry:
         self._waiting: SimpleQueue[Event | None] = SimpleQueue()
         self._is_finished = not observers
         self._thread = threading.Thread(target=self._run, name=f"msgstore-observers {store}", daemon=True)
-        if observers:
+
+    def start(self) -> None:
+        """Start the thread that calls the observers, if there are any."""
+        if not self._is_finished:
             try:
                 self._thread.start()
             except RuntimeError as error:  # no thread is available: the store opens all the same
                 self.counters.observer_failures, self._is_finished = 1, True
-                _observers_log.warning("%s: no observer is called: %s", store, error)
+                _observers_log.warning("%s: no observer is called: %s", self.store, error)
 
     def note(self, kind: type[Event], **members: Any) -> None:
         """Count, log and publish an event with these members. None follows ``StoreClosedEvent``."""

@@ -89,12 +89,20 @@ class Store:
         accounting.request_gc = self._collector.request
         self._writer.batches.on_roll = self._collector.check_backlog
         self._writer.wait_for_backlog = self._collector.wait_for_backlog
-        if mode == "rw":
-            if config.gc_interval:
-                self._collector.thread.start()
-            if config.sync_interval or config.fsync_every:
-                self._writer.background.thread.start()
         forking.watch(self)
+
+    def start(self) -> None:
+        """Start the threads. Called once, by the opening."""
+        config = self._opened.config
+        if self.mode == "rw" and config.gc_interval:
+            self._collector.thread.start()
+        if self.mode == "rw" and (config.sync_interval or config.fsync_every):
+            self._writer.background.thread.start()
+
+    def stop_threads(self) -> None:
+        """End the threads, and wait for them. Caller holds no lock."""
+        self._writer.background.stop()
+        self._collector.stop()
 
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """Return a new client. ``on_confirm(ids)`` is called once per flush with the ids that it confirmed, in write order.
@@ -187,7 +195,7 @@ class Store:
     def record(self, entry: StoredMessage) -> WholeRecord:
         """Return the whole record of a message, wherever it is now: its ``data`` and ``body``, ``path``, ``offset``, ``form``.
 
-        ``msgstore.scan.describe(record)`` has its type and fields. Raises as ``stored_body``.
+        ``msgstore.scan.describe(record).as_json()`` has its type (``"record"``) and ``"fields"``. Raises as ``stored_body``.
         """
         return self._reader.record(entry.msg_id)
 
@@ -228,8 +236,7 @@ class Store:
                         self._release(how)
         finally:
             if self._is_closed:
-                self._writer.background.stop()
-                self._collector.stop()
+                self.stop_threads()
                 self._segments.telemetry.stop()
 
     def _save(self) -> bool:
@@ -266,10 +273,7 @@ class Store:
                     self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is {how}"))
                 self._buffer.clear()  # a read must not find what was never written
                 stack.callback(self._segments.telemetry.note, StoreClosedEvent, how=how)
-                if self._opened.lock:
-                    stack.callback(self._opened.lock.release)
-                stack.callback(self._segments.close)
-                stack.callback(self._index.close, None)
+                stack.callback(self._opened.resources.close)
         except Exception:
             self._is_closed = True  # a second call could not do more
             raise

@@ -29,7 +29,16 @@ from msgstore.contract import (
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
 )
-from msgstore.plugins.loader import Loaded, Provider, Registration, extensions_of, find_entry_points, load, missing_names
+from msgstore.plugins.loader import (
+    Loaded,
+    Provider,
+    Registration,
+    comes_from_outside,
+    extensions_of,
+    find_entry_points,
+    load,
+    missing_names,
+)
 
 D = TypeVar("D", bound=Descriptor)
 _Exceptions = type[BaseException] | tuple[type[BaseException], ...]
@@ -173,6 +182,8 @@ class Catalogue(Loaded):
                 if not callable(found.descriptor.load_factory()):
                     raise TypeError(f"{found.descriptor.factory} is not callable")
             except (Exception, SystemExit) as error:
+                if comes_from_outside(error):
+                    raise
                 yield str(self.broken(found.descriptor, "cannot be imported", error))
 
     def make(self, descriptor: Descriptor, argument: object) -> Any:
@@ -196,6 +207,8 @@ class Catalogue(Loaded):
         except passing:
             raise
         except (Exception, SystemExit) as error:
+            if comes_from_outside(error):
+                raise
             raise self.broken(descriptor, failed, error) from error
 
     def broken(self, descriptor: Descriptor, failed: str, error: BaseException) -> BrokenPlugin:

@@ -9,8 +9,10 @@ import functools
 import inspect
 import os
 import re
+import signal
 import sys
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
@@ -183,9 +185,9 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
             if key in providers:
                 raise ValueError(f"the distribution has two entry points named {provider.entry_point!r}")
             _register(manager, entry_point, key)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # BaseException: sys.exit() in a plugin must not end this program
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
             if key not in providers and manager.has_plugin(key):
                 manager.unregister(name=key)
             failures.append(Failure(provider, f"cannot be loaded: {type(error).__name__}: {error}"))
@@ -201,9 +203,9 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
                 found = list(implementation.function())
                 for descriptor in found:
                     check_descriptor(descriptor, expected)
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:
+                if comes_from_outside(error):
+                    raise
                 failures.append(Failure(provider, f"{hook} failed: {type(error).__name__}: {error}"))
             else:
                 registrations += (Registration(kind, descriptor, provider) for descriptor in found)
@@ -219,6 +221,14 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
     broken = {failure.provider for failure in failures}
     intact = tuple(provider for provider in providers.values() if provider not in broken)
     return Loaded(tuple(registrations), tuple(observers), tuple(failures), intact)
+
+
+def comes_from_outside(error: BaseException) -> bool:
+    """Return True for Ctrl-C and for what a signal handler raises. SystemExit of a plugin does not end the program."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return isinstance(error, KeyboardInterrupt) or any(
+        frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
 
 
 def _register(manager: pluggy.PluginManager, entry_point: metadata.EntryPoint, key: str) -> None:

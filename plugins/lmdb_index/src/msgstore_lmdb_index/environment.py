@@ -37,8 +37,8 @@ _MAP_STEP = 2**16
 class Environment:
     """LMDB environment of a store that is open for writing, or read-only without a writer.
 
-    Methods raise OSError, or its subclass DamagedError. Any thread calls ``read`` and ``rows``, also during ``write``. All
-    other methods are called by one thread at a time. No method is called during ``renew``.
+    Methods raise OSError, or its subclass DamagedError. Any thread calls ``read`` and ``rows``, also during ``write``;
+    during ``renew`` they wait. All other methods are called by one thread at a time.
     """
 
     entries: int

@@ -108,7 +108,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield "last v1 file", "none" if facts["last_v1_file"] is None else str(facts["last_v1_file"])
     yield "clients", f"{facts['client_refs']:,}"
     yield "would open", f"{_RECOVERY_TEXT[recovery['how']]} ({recovery['how']})"
-    if recovery["scanned"] or recovery["hinted"]:
+    if recovery["entered"] or recovery["garbage"]:
         yield "", f"{output.plural(recovery['entered'], 'live record')}, {recovery['garbage']:,} dead or copies"
     if recovery["how"] == "rebuild":
         yield "counts", COUNTS_TEXT[recovery["counts"]]

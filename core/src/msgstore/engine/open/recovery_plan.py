@@ -228,7 +228,7 @@ class RecoveryRun:
         spots = [(damage.offset, damage.reason) for damage in scan.damage]
         if end.state != "clean":
             spots.append((end.offset, end.reason or end.state))
-        becomes = "the segment is kept as it is"
+        becomes = "the segment is damaged, and is never compacted"
         if not segment.quarantined:
             becomes = "a write was cut off; what stands before it is whole"
         for offset, reason in spots:

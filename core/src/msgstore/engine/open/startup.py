@@ -41,6 +41,8 @@ class OpenDirectory:
     recovery: Recovery
     client_refs: set[bytes]
     """Named clients of the last shutdown."""
+    resources: ExitStack
+    """Closes segments and index, and releases the lock. May be closed again: it goes on where an interrupt stopped it."""
     lock: WriterLock | None
     """None if the store is read-only."""
     lock_text: bytes | None = None
@@ -51,6 +53,8 @@ def open_directory(
     config: StoreConfig,
     catalogue: Catalogue,
     files: Files,
+    resources: ExitStack,
+    telemetry: Telemetry,
     *,
     read_only: bool,
     refcounts: Iterable[tuple[bytes, int]] | None,
@@ -59,15 +63,14 @@ def open_directory(
 ) -> OpenDirectory:
     """Open a directory for a store. ``live``: the index follows the commits of other processes.
 
-    If it fails, the directory is as it was, or better: reference counts survive. Raises OSError, and as ``open_store``.
+    If it fails, the directory is as it was, or better: reference counts survive. The caller then closes ``resources``. Raises
+    OSError, and as ``open_store``.
     """
     directory = config.path
     counts = None if refcounts is None else sum_counts(refcounts)
     with ExitStack() as undo:
         if not read_only:  # a mistake that can be refused without the lock changes nothing
             _look(config, catalogue, files, read_only=False)
-        telemetry = Telemetry(directory, catalogue.observers)
-        undo.callback(telemetry.stop)  # last, when nothing is held any more
         lock, lock_text = None, None
         if read_only:
             if not directory.is_dir():
@@ -77,13 +80,13 @@ def open_directory(
         else:
             files.make_directory(directory)
             lock = WriterLock(directory, files)
-            undo.callback(lock.release)
+            resources.callback(lock.release)
         config, backends, segments, remembered = _look(config, catalogue, files, read_only=read_only, lock=lock)
         segments.telemetry = telemetry
         shutdown_files = ShutdownFiles.read(files, directory)
         index, is_persistent = make_index(config, catalogue, files, read_only=read_only, live=live)
-        undo.callback(index.close, None)
-        undo.callback(segments.close)
+        resources.callback(index.close, None)
+        resources.callback(segments.close)
         segments.hints.writes = not (read_only or is_persistent)
         segments.hints.find(segments)
         with of_index(config.index.name, config, catalogue, "load its entries in"):
@@ -95,11 +98,11 @@ def open_directory(
         if recovery.how != "new" and (recovery.how != "trust" or recovery.scanned):
             telemetry.note(RecoveryFinishedEvent, recovery=attrs.asdict(recovery), seconds=seconds)
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
-        opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), lock, lock_text)
+        opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), resources, lock, lock_text)
         if lock is not None and remembered and remembered.index != config.index.name and not shutdown_files.foreign:
             _switch_index(opened, catalogue)
-            undo.close()
-            again = open_directory(config, catalogue, files, read_only=False, refcounts=None)
+            resources.close()
+            again = open_directory(config, catalogue, files, resources, telemetry, read_only=False, refcounts=None)
             return attrs.evolve(again, recovery=recovery)
         if lock is not None:
             _begin_writing(opened, catalogue, state, shutdown_files, undo)
@@ -219,16 +222,20 @@ def _look(
     return config, backends, segments, remembered
 
 
-def look_beside(config: StoreConfig, catalogue: Catalogue, files: Files) -> OpenDirectory:
+def look_beside(
+    config: StoreConfig, catalogue: Catalogue, files: Files, resources: ExitStack, telemetry: Telemetry
+) -> OpenDirectory:
     """Return the state of a store beside its writer. Segments and index belong to the writer: nothing is scanned or loaded."""
     remembered = known_settings(files, config.path)
     backends = resolve(config, catalogue, remembered)
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
     _warn_of_codec(config, remembered)
     segments = Segments(config.path, files, backends.formats)
+    segments.telemetry = telemetry
     index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
     accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
-    return OpenDirectory(config, backends, accounting, Recovery("live"), set(), None)
+    resources.callback(index.close, None)
+    return OpenDirectory(config, backends, accounting, Recovery("live"), set(), resources, None)
 
 
 def _warn_of_codec(config: StoreConfig, remembered: Settings | None) -> None:

@@ -29,7 +29,7 @@ FLUSH_CHUNK = 2**21
 DRAIN_STEP = 2**18
 """Bytes that a writing thread appends at once: the slowest ``write`` takes this long."""
 MAX_BATCH = 4096
-"""Messages of one batch."""
+"""Ids that are offered for one batch, which ends after about FLUSH_CHUNK charged bytes."""
 _RETRY_SECONDS = 5.0
 """Time that a thread waits for the run of another thread before it asks for one of its own."""
 

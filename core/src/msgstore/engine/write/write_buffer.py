@@ -156,7 +156,7 @@ class WriteBuffer:
         """Remove one reference, preferably of this client. Return False if there is none. ``popped``: entry that was popped."""
         shared = self.shared.get(msg_id)
         if popped is not None and not isinstance(popped[1], dict):
-            # 1. A remover had popped the shared entry. 2. Another client wrote the id: a new entry. 3. This remover popped it.
+            # In turn: a remover popped the shared entry, another client wrote the id (a new entry), this remover popped that.
             # So the new entry's reference is the one to remove; instead one of ``client`` goes, and the other client's stays.
             if shared is not None and client in shared[1]:
                 _transfer(shared[1], client, None if popped[1] in self._dropped else popped[1])

@@ -250,18 +250,20 @@ class Writer:
 
     def _restore(self, popped: Sequence[Popped]) -> None:
         """Put back what a refused removal has popped, and flush: an earlier flush may have confirmed these ids without them."""
-        with self._accounting.state_lock:
+        with self._lifecycle.guard(), self._accounting.state_lock:
             self.buffer.restore_popped(popped)
         if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:
             try:
-                self.flusher.flush_or_defer()
+                with self._lifecycle.guard():
+                    self.flusher.flush_or_defer()
             except MsgStoreError as error:
                 log.warning("%s: %s", self._config.path, error)
 
     def _flush_first(self, outcome: str, ids: Iterable[bytes] = ()) -> None:
         """Flush before a change, after a failure: otherwise unwritten changes would fill the memory. ``ids``: of a removal."""
         try:
-            self.flusher.flush_or_defer()
+            with self._lifecycle.guard():
+                self.flusher.flush_or_defer()
         except StoreIOError as error:
             raise StoreIOError(f"{error} {outcome}", applied=False, ids=list(ids)) from error.__cause__
 
