@@ -108,7 +108,8 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
 def export(
     paths: tuple[Path, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
 ) -> None:
-    """Write the records in PATH as Parquet files into DEST: place, id, body, and the fields of each record.
+    """Write the records in PATH as Parquet files into DEST: place, id, body, and the fields of each record. Needs pyarrow
+    (``msgstore[parquet]``).
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The rows are all whole
     records that scan reports, live or dead. Copies of an id in other segments are separate rows. Columns: store, file, format,
