@@ -44,8 +44,9 @@ def open_store(
     progress: RecoveryProgress | None = None,
     **keys: Any,
 ) -> Store:
-    """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration. A key that is
-    left out has its default, also if the last opening named another value; only ``body`` is then what the directory remembers.
+    """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration. A key
+    that is left out has its default, also if the last opening named another value; only ``body`` is then what the directory
+    remembers.
 
     A directory that a broker wrote is opened for writing with ``adopt=True`` only: see :class:`NotAdopted`.
 

@@ -19,7 +19,7 @@ class StoreStats:
     messages: int
     """Live messages, buffered ones included."""
     pending: int
-    """Messages that are not on disk yet."""
+    """Messages in the write buffer."""
     segments: int
     """Segment files."""
     bytes_on_disk: int
