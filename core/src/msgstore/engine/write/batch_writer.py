@@ -37,8 +37,8 @@ class BatchWriter:
         """Write messages from the first id on, until about ``max_bytes`` are written. Raises StoreIOError: what was not entered
         stays buffered.
 
-        Return the number of ids that were processed, and the ids among them that must be written again, because their record
-        has died between the lookup and now.
+        Return the number of ids that were processed, and the ids among them that must be written again: the older record
+        that the lookup found has died since.
         """
         with self._accounting.state_lock:
             entries = self._buffer.peek(ids)
