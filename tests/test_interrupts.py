@@ -173,7 +173,7 @@ def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> N
         while not is_interrupted(lambda: opened.append(open_with(run.path, **keys)), rng.uniform(1e-6, min(lasts)), outside):
             opened.pop().close()
         assert not opened
-        # Threads without ``ident`` never ran: ``Thread.start`` was interrupted before, and the standard library keeps their names.
+        # Without ``ident`` it never ran: the standard library keeps the name of a thread whose ``start`` was interrupted.
         until(lambda: not any("msgstore" in thread.name and thread.ident for thread in threading.enumerate()))
         with open_with(run.path, **keys) as store:
             assert {entry.msg_id: entry.references for entry in store.entries()} == truth

@@ -23,7 +23,7 @@ from msgstore.engine.backends import can_be_read_live
 from msgstore.engine.events import Telemetry, statistics_of
 from msgstore.engine.live_store import LiveStore, other_writer
 from msgstore.engine.open.recovery_plan import RecoveryProgress
-from msgstore.engine.open.startup import OpenDirectory, look_beside, open_directory
+from msgstore.engine.open.startup import OpenDirectory, Resources, look_beside, open_directory
 from msgstore.engine.read.live_reader import ReadView, WriterTracker
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
@@ -146,12 +146,12 @@ def open_configured(
 
 def _assemble(
     telemetry: Telemetry,
-    begin: Callable[[ExitStack, Telemetry], OpenDirectory],
+    begin: Callable[[Resources, Telemetry], OpenDirectory],
     make: Callable[[OpenDirectory], S],
     use: Callable[[OpenDirectory, S], object],
 ) -> S:
     """Return a store with its threads. Whatever ends this call, an interrupt too, leaves no lock and no thread."""
-    resources, store = ExitStack(), None
+    resources, store = Resources(), None
     try:
         telemetry.start()
         opened = begin(resources, telemetry)
@@ -159,10 +159,15 @@ def _assemble(
         store.start()
         use(opened, store)
     except BaseException:
-        if store is not None:
-            store.stop_threads()
-        resources.close()
-        telemetry.stop()  # last, when nothing is held any more
+        try:
+            if store is not None:
+                with suppress(MsgStoreError):
+                    store.close()  # nothing has changed yet: counts are saved
+                store.abandon()
+                store.stop_threads()
+            resources.close()
+        finally:
+            telemetry.stop()  # last, when nothing is held any more
         raise
     else:
         return store  # without a call in between, at which an interrupt could come

@@ -20,6 +20,7 @@ that dies meanwhile is dead in the copy.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -60,7 +61,7 @@ def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcom
             with context.segments.errors(source.segment), context.segments.files.view(source.segment.path) as data:
                 for records in _batches(source.live(context, data), context.size_limit):
                     copies.add(source, records, data)
-        copies.finish(max((source.segment.sealed_mtime_ns or 0 for source in sources), default=0))
+        copies.finish(max((source.segment.sealed_mtime_ns or time.time_ns() for source in sources), default=0))
         copies.publish()
     except BaseException:
         copies.discard()

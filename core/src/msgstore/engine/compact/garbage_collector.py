@@ -11,6 +11,7 @@ wait for the thread if it falls behind.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -183,6 +184,13 @@ class GarbageCollector:
         if segment.form.compactable is not None and not self._segments.erase:
             done = compact_in_place(self._context, pinned[0])
             if done is not None:
+                return [done]
+            try:
+                return compact_by_copy(self._context, pinned, "compacted")
+            except StoreIOError:  # a full disk: what can be freed in place is freed
+                done = compact_in_place(self._context, pinned[0], math.inf)
+                if done is None or done.size_after == done.size_before:
+                    raise
                 return [done]
         return compact_by_copy(self._context, pinned, "compacted")
 

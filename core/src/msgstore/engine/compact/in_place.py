@@ -112,7 +112,7 @@ def _take_first(tree: list[int], leaves: int, size: int) -> int | None:
     return first
 
 
-def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionResult | None:
+def compact_in_place(context: GcContext, source: PinnedSegment, max_size: float = MAX_SIZE) -> CollectionResult | None:
     """Compact one pinned segment. Caller holds no lock. Raises InconsistentSegment, StoreIOError.
 
     Returns None, and changes nothing, if the gaps fit so few records that much garbage would stay: copy the segment then.
@@ -124,7 +124,7 @@ def compact_in_place(context: GcContext, source: PinnedSegment) -> CollectionRes
         live = source.live(context, data)
         with blamed(segment, segment.form, "gap_room"):
             plan = plan_moves(form, live)
-        if plan.end - len(form.header) > MAX_SIZE * sum(live.sizes):
+        if plan.end - len(form.header) > max_size * sum(live.sizes):
             return None
         moves = [at for at, place in enumerate(plan.places) if place != live.offsets[at]]
         if plan.end >= before and not moves:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import attrs
 
@@ -31,6 +32,28 @@ from msgstore.writer_lock import WriterLock, check_no_writer, read_lock
 log = logging.getLogger("msgstore.store")
 
 
+class Resources:
+    """What an opening has acquired. ``close`` calls everything again if an interrupt came into the last call."""
+
+    def __init__(self) -> None:
+        self._closers: list[Callable[[], object]] = []
+
+    def callback(self, close: Callable[..., object], *arguments: object) -> None:
+        """Call ``close`` with these arguments at the end, the last one first. It may be called again."""
+        self._closers.append(partial(close, *arguments))
+
+    def close(self) -> None:
+        """Close everything, also if a part fails. May be called again."""
+        try:
+            with ExitStack() as stack:
+                for closer in self._closers:
+                    stack.callback(closer)
+        except Exception:
+            self._closers.clear()
+            raise
+        self._closers.clear()
+
+
 @attrs.frozen
 class OpenDirectory:
     """A directory that is locked and recovered."""
@@ -41,8 +64,8 @@ class OpenDirectory:
     recovery: Recovery
     client_refs: set[bytes]
     """Named clients of the last shutdown."""
-    resources: ExitStack
-    """Closes segments and index, and releases the lock. May be closed again: it goes on where an interrupt stopped it."""
+    resources: Resources
+    """Segments, index and lock."""
     lock: WriterLock | None
     """None if the store is read-only."""
     lock_text: bytes | None = None
@@ -53,7 +76,7 @@ def open_directory(
     config: StoreConfig,
     catalogue: Catalogue,
     files: Files,
-    resources: ExitStack,
+    resources: Resources,
     telemetry: Telemetry,
     *,
     read_only: bool,
@@ -223,7 +246,7 @@ def _look(
 
 
 def look_beside(
-    config: StoreConfig, catalogue: Catalogue, files: Files, resources: ExitStack, telemetry: Telemetry
+    config: StoreConfig, catalogue: Catalogue, files: Files, resources: Resources, telemetry: Telemetry
 ) -> OpenDirectory:
     """Return the state of a store beside its writer. Segments and index belong to the writer: nothing is scanned or loaded."""
     remembered = known_settings(files, config.path)
