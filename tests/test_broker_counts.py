@@ -388,3 +388,20 @@ def test_unreadable_counts_stop_an_adoption(name, files, real, path):
         assert len(list(store.entries())) >= len(real.live)
     with open_with(path, adopt=True) as store:
         assert counts(store) == real.refcounts, "counts that can be read again are lost"
+
+
+@pytest.mark.parametrize("name", ["v1_clean", "v2_clean"])
+def test_counts_survive_opening_without_threads(tmp_path, monkeypatch, name):
+    """The last step of an opening fails: the next one has the counts of the broker all the same."""
+    path = tmp_path / "store"
+    shutil.copytree(DATA / "msg-store" / name / "store", path)
+    with monkeypatch.context() as patch:
+        patch.setattr(msgstore.Store, "start", raising)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            open_with(path, adopt=True)
+    with open_with(path) as store:
+        assert store.stats().messages == 450
+
+
+def raising(_: msgstore.Store) -> None:
+    raise RuntimeError("can't start new thread")

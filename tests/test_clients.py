@@ -15,7 +15,7 @@ import pytest
 
 import msgstore
 from msgstore.config import store_config
-from msgstore.contract import StoreClosed
+from msgstore.contract import StoreClosed, StoreIOError
 from msgstore.engine.write import flusher
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.testing.probes import eager_switching
@@ -386,7 +386,25 @@ def test_flusher_syncs_before_fsync_every_has_passed(tmp_path, monkeypatch, pass
     background = flusher.BackgroundFlusher(calls, mock.MagicMock(), config)
     for clock.return_value in passes:
         background._flush()
-    assert calls.commit_and_reclaim.call_count == syncs
+    assert calls.sync_and_commit.call_count == syncs
+
+
+def test_confirmed_messages_are_synced_although_flush_fails(tmp_path):
+    config = store_config({"path": tmp_path, "durability": {"fsync_every": "1ms"}, "sync_interval": "1ms"}, "a test", Path())
+    calls = mock.MagicMock()
+    calls.flush_or_defer.side_effect = StoreIOError("a full disk")
+    with pytest.raises(StoreIOError, match="a full disk"):
+        flusher.BackgroundFlusher(calls, mock.MagicMock(), config)._flush()
+    assert calls.sync_and_commit.call_count == 1
+
+
+def test_nothing_is_committed_after_abandon(opened):
+    """The lock is free then, and another process may write."""
+    store = opened(durability={"fsync_every": "1h"})
+    play(store, "+A f")
+    store.abandon()
+    with pytest.raises(StoreClosed):
+        store._flusher.sync_and_commit()
 
 
 # -- clients that go ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from unittest import mock
 import pytest
 
 import msgstore
-from msgstore.contract import Combine, Compact, Drop, RecordError
+from msgstore.contract import Combine, Compact, Drop, RecordError, StoreIOError
 from msgstore.files import Files
 from msgstore.testing.faults import Crash
 from support import collect, contents, failing, flip, id_of, open_with
@@ -212,6 +213,40 @@ def test_compaction_without_gain_is_not_repeated(cell, opened):
     assert [s.number == number for s in store.segments()] == [cell.format == "v2"]
     assert store.compact() == []
     assert [one.outcome for one in store.compact(everything=True)] == ([] if cell.format == "v1" else ["none"])
+
+
+def test_full_disk_frees_in_place_what_gaps_can_take(cell, opened, files):
+    """Too much garbage stays between the large messages: the segment is copied, for which there is no room."""
+    store = opened(files, file_size_limit="1MiB")
+    large, small, gone = ([bytes([kind]) * 14 + bytes([0, n]) for n in range(50)] for kind in (1, 2, 3))
+    client = store.client()
+    for dead, live in zip(gone, large, strict=True):
+        client.write(dead, bytes(2000))
+        client.write(live, bytes(5000))
+    client.write_many((msg_id, bytes(100)) for msg_id in small)
+    store.roll()
+    client.remove(gone)
+    files.before("create", failing(errno.ENOSPC), ".tmp", times=None)
+    if cell.format == "v1":
+        with pytest.raises(StoreIOError, match="No space left"):
+            store.compact(everything=True)
+    else:
+        (done,) = store.compact(everything=True)
+        assert (done.outcome, done.moved_records) == ("compacted", 50)
+        assert done.size_after < done.size_before
+    assert {msg_id: len(body) for msg_id, body in contents(store).items()} == dict.fromkeys(large, 5000) | dict.fromkeys(
+        small, 100
+    )
+
+
+def test_copy_of_segment_of_unknown_time_is_new(store):
+    """Not of 1970: a policy by age would drop it."""
+    _, numbers = halves(store)
+    for number in numbers:
+        store._segments.by_number[number].sealed_mtime_ns = None
+    collect(store, Combine(tuple(numbers)))
+    (segment,) = [s for s in store.segments() if not s.current]
+    assert segment.sealed_at == pytest.approx(time.time(), abs=3600)
 
 
 @pytest.mark.parametrize("sizes", [[21 + 50 * (n % 20 + 1) for n in range(400)], [10 * 2 ** (n * 7 % 11) for n in range(400)]])

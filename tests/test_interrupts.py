@@ -132,9 +132,13 @@ def duration(run: Run, change: str) -> float:
     return lasts
 
 
+def disable_logging() -> None:
+    """Until Python 3.13 an interrupt may leave the lock of a log handler held, and whoever logs then waits for ever."""
+    logging.Logger.isEnabledFor = lambda *_: False  # type: ignore[method-assign]  # a process of its own runs nothing else
+
+
 def signals(name: str, change: str, path: Path) -> None:
-    # Until 3.13 a handler's lock is taken in one step, its block entered in the next: who logs then would wait for it.
-    logging.Logger.isEnabledFor = lambda *_: False  # type: ignore[method-assign]
+    disable_logging()
     rng = random.Random(change)
     lasts = min(duration(scene(path / f"timed{n}", name), change) for n in range(5))
     tries = came = 0
@@ -157,7 +161,7 @@ def test_opening_interrupted_by_signal_leaves_nothing(name: str, outside: str, t
 
 
 def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> None:
-    logging.Logger.isEnabledFor = lambda *_: False  # type: ignore[method-assign]  # as in ``signals``
+    disable_logging()
     run, rng = scene(path / "store", name), random.Random(name)
     keys = run.keys | {"gc_interval": "1h"}  # with both threads
     with run.store as store:

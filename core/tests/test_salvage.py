@@ -226,6 +226,13 @@ def test_new_store_with_another_codec_is_warned_of(source, tmp_path, caplog):
     assert f"{source} remembers the body codec erlang, and the new store remembers raw" in caplog.text
 
 
+def test_migration_keeps_codec_that_configuration_does_not_name(source, tmp_path):
+    make_store(source, body="zstd")
+    (tmp_path / "msgstore.toml").write_text(f'[stores.orders]\npath = "{source}"\n')
+    run("migrate", "--config", tmp_path / "msgstore.toml", "orders", tmp_path / "out", "--to", "v2", code=0)
+    assert settings_of(tmp_path / "out")["body"] == "zstd"
+
+
 def test_missing_codec_of_source_is_named(source, tmp_path):
     make_store(source, body="erlang")
     registrations = tuple(one for one in catalogue().registrations if one.descriptor.name != "erlang")

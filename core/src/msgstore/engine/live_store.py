@@ -1,4 +1,4 @@
-"""Stores that are read while other processes write them."""
+"""Live store: a read-only store that follows a writer in another process."""
 
 from __future__ import annotations
 

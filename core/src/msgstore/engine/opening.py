@@ -150,7 +150,7 @@ def _assemble(
     make: Callable[[OpenDirectory], S],
     use: Callable[[OpenDirectory, S], object],
 ) -> S:
-    """Return a store with its threads. Whatever ends this call, an interrupt too, leaves no lock and no thread."""
+    """Return a store with its threads. If this call fails or is interrupted, no lock and no thread stays."""
     resources, store = Resources(), None
     try:
         telemetry.start()

@@ -224,7 +224,7 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
 
 
 def comes_from_outside(error: BaseException) -> bool:
-    """Return True for Ctrl-C and for what a signal handler raises. SystemExit of a plugin does not end the program."""
+    """Return True for Ctrl-C and for what a signal handler raises. Any other exception is the plugin's, SystemExit too."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
     return isinstance(error, KeyboardInterrupt) or any(
         frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)

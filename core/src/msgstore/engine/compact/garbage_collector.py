@@ -181,18 +181,15 @@ class GarbageCollector:
         if segment.header_bytes + segment.live_bytes == segment.size:
             return []  # no garbage: the policy was asked while a flush wrote it, before the index had its records
         # Not in place if removed bodies must be overwritten: a crash would leave them in the gaps.
-        if segment.form.compactable is not None and not self._segments.erase:
-            done = compact_in_place(self._context, pinned[0])
-            if done is not None:
-                return [done]
-            try:
-                return compact_by_copy(self._context, pinned, "compacted")
-            except StoreIOError:  # a full disk: what can be freed in place is freed
-                done = compact_in_place(self._context, pinned[0], math.inf)
-                if done is None or done.size_after == done.size_before:
-                    raise
-                return [done]
-        return compact_by_copy(self._context, pinned, "compacted")
+        in_place = segment.form.compactable is not None and not self._segments.erase
+        if in_place and (result := compact_in_place(self._context, pinned[0])) is not None:
+            return [result]
+        try:
+            return compact_by_copy(self._context, pinned, "compacted")
+        except StoreIOError:
+            if in_place and (result := compact_in_place(self._context, pinned[0], math.inf)) and result.outcome != "none":
+                return [result]  # a full disk has no room for a copy: what gaps can take is freed all the same
+            raise
 
     def _drop(self, source: PinnedSegment, reason: str) -> CollectionResult:
         """Release all references of every message in a pinned segment. Raises InconsistentSegment, StoreIOError."""

@@ -41,7 +41,7 @@ from msgstore.locations import pack_locations
 from msgstore.scan.formats import scan_checked
 
 MAX_SIZE = 1.25
-"""Size of a segment after a compaction in place, in sizes of its live records."""
+"""Largest size of a segment after a compaction in place, in sizes of its live records. A larger one is copied."""
 
 
 @attrs.define
@@ -115,7 +115,7 @@ def _take_first(tree: list[int], leaves: int, size: int) -> int | None:
 def compact_in_place(context: GcContext, source: PinnedSegment, max_size: float = MAX_SIZE) -> CollectionResult | None:
     """Compact one pinned segment. Caller holds no lock. Raises InconsistentSegment, StoreIOError.
 
-    Returns None, and changes nothing, if the gaps fit so few records that much garbage would stay: copy the segment then.
+    Returns None and changes nothing if the segment would stay larger than ``max_size`` times its live records.
     """
     segment, segments = source.segment, context.segments
     form, before = segment.form.compactable, segment.size

@@ -33,17 +33,17 @@ log = logging.getLogger("msgstore.store")
 
 
 class Resources:
-    """What an opening has acquired. ``close`` calls everything again if an interrupt came into the last call."""
+    """Owner of the lock, the index and the segments of an open directory: of what ``close`` has to release."""
 
     def __init__(self) -> None:
         self._closers: list[Callable[[], object]] = []
 
     def callback(self, close: Callable[..., object], *arguments: object) -> None:
-        """Call ``close`` with these arguments at the end, the last one first. It may be called again."""
+        """Add a function that releases something. ``close`` calls the last one first, and again after an interrupt."""
         self._closers.append(partial(close, *arguments))
 
     def close(self) -> None:
-        """Close everything, also if a part fails. May be called again."""
+        """Release everything, also if a part fails. After an interrupt call it again: it then begins anew."""
         try:
             with ExitStack() as stack:
                 for closer in self._closers:

@@ -197,6 +197,13 @@ class Flusher:
             self._buffer.before_removals.clear()
             self._accounting.delete_empty()
 
+    def sync_and_commit(self) -> None:
+        """Sync and commit what ``fsync_every`` has postponed. Takes the flush lock. Raises StoreIOError, and StoreClosed once the
+        store is closed: another process may be the writer then."""
+        with self._accounting.flush_lock:
+            self._lifecycle.check_writable()
+            self.commit_and_reclaim()
+
     def deliver_confirms(self, to_confirm: Sequence[tuple[Client, int]]) -> None:
         """Call ``on_confirm`` of each client. Caller holds the flush lock, so one callback runs at a time, in order."""
         for client, number in to_confirm:
@@ -293,9 +300,10 @@ class BackgroundFlusher:
             return False
 
     def _flush(self) -> None:
-        self._flusher.flush_or_defer()
-        next_pass = time.monotonic() + self._interval
-        if self._fsync_every is not None and next_pass > self._last_sync + self._fsync_every:  # the next one would be too late
-            with self._accounting.flush_lock:
-                self._flusher.commit_and_reclaim()
-            self._last_sync = time.monotonic()
+        try:
+            self._flusher.flush_or_defer()
+        finally:  # what was confirmed before is synced, also if the disk is full now
+            next_pass = time.monotonic() + self._interval
+            if self._fsync_every is not None and next_pass > self._last_sync + self._fsync_every:  # that would be too late
+                self._flusher.sync_and_commit()
+                self._last_sync = time.monotonic()

@@ -87,7 +87,7 @@ class DatasetWriter:
 
 def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:
     """Begin a new directory of files. Raises the errors of :meth:`StagingDirectory.create_locked`."""
-    return DatasetStaging.create_locked(Path(os.path.abspath(destination)), sources)  # noqa: PTH100 - as processes elsewhere see it
+    return DatasetStaging.create_locked(Path(os.path.abspath(destination)), sources)  # noqa: PTH100 - absolute() keeps ".."
 
 
 class DatasetStaging(StagingDirectory):

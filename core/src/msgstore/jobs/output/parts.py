@@ -59,7 +59,7 @@ class StoreSpec:
     @property
     def destination(self) -> Path:
         """The directory as an absolute path, because processes of a job may have other working directories."""
-        return Path(os.path.abspath(self.path))  # noqa: PTH100 - ".." too, before anything is created next to it
+        return Path(os.path.abspath(self.path))  # noqa: PTH100 - absolute() keeps ".."
 
     def config(self, path: Path | None = None) -> StoreConfig:
         """Return the configuration of the store, or of one at ``path``, without threads and syncs. Raises ConfigError."""
