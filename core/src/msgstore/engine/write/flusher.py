@@ -198,8 +198,8 @@ class Flusher:
             self._accounting.delete_empty()
 
     def sync_and_commit(self) -> None:
-        """Sync and commit what ``fsync_every`` has postponed. Takes the flush lock. Raises StoreIOError, and StoreClosed once the
-        store is closed: another process may be the writer then."""
+        """Sync and commit what ``fsync_every`` has postponed. Takes the flush lock. Raises StoreIOError, and StoreClosed
+        once the store is closed: another process may be the writer then."""
         with self._accounting.flush_lock:
             self._lifecycle.check_writable()
             self.commit_and_reclaim()
