@@ -437,10 +437,10 @@ def test_workers_of_ended_job_fail_clearly(target: StoreSpec, tmp_path: Path) ->
 
 DRIVER = """
 import multiprocessing, os, sys
-from msgstore.jobs.output.commit import Staging
-from msgstore.jobs.output.parts import PartWriter, Target
+from msgstore.jobs.output.commit import StoreStaging
+from msgstore.jobs.output.parts import PartWriter, StoreSpec
 
-target = Target(sys.argv[1], file_size_limit=2**20)
+target = StoreSpec(sys.argv[1], file_size_limit=2**20)
 
 def work(path, task, queue):
     with PartWriter(target, path, task) as writer:
@@ -449,7 +449,7 @@ def work(path, task, queue):
         queue.put(writer.finish())
 
 context = multiprocessing.get_context("fork")
-with Staging.begin(target) as staging:
+with StoreStaging.begin(target) as staging:
     queue = context.SimpleQueue()
     workers = [context.Process(target=work, args=(staging.path, task, queue)) for task in range(4)]
     for worker in workers:

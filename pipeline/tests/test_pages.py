@@ -23,10 +23,10 @@ READ = """
     from pathlib import Path
     root, top, *pages = sys.argv[1:]
     sys.path.insert(0, root + "/tests")
-    from docs.reading import Reader, blocks
+    from docs.reading import PageReader, blocks
     Path(top, "tests").symlink_to(Path(root, "tests"))
     for page in pages:  # one directory for all: to Spark a relative path is one of the directory in which its JVM began
-        reader = Reader(Path(top))
+        reader = PageReader(Path(top))
         for language, text in blocks(Path(root, page)):
             try:
                 reader.block(language, text)
