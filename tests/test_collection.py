@@ -239,6 +239,20 @@ def test_full_disk_frees_in_place_what_gaps_can_take(cell, opened, files):
     )
 
 
+def test_segment_that_cannot_be_opened_is_compacted_later(cell, store, files):
+    """Its time and size in the statistics stay."""
+    if cell.format == "v1":
+        pytest.skip("v1 is never compacted in place")
+    number = halves(store)[1][0]
+    segment = store._segments.by_number[number]
+    before = (segment.sealed_mtime_ns, segment.compacting, segment.size)
+    files.before("open_write", failing(), segment.path.name)
+    with pytest.raises(StoreIOError):
+        store.compact(everything=True)
+    assert (segment.sealed_mtime_ns, segment.compacting, segment.size) == before
+    assert "compacted" in [done.outcome for done in store.compact(everything=True)]
+
+
 def test_copy_of_segment_of_unknown_time_is_new(store):
     """Not of 1970: a policy by age would drop it."""
     _, numbers = halves(store)

@@ -219,6 +219,13 @@ def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:
         assert again.client().read(A) == b"body"
 
 
+def test_interrupt_before_close_begins_unlocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt), msgstore.open_store(tmp_path) as store:
+        monkeypatch.setattr(store, "close", interrupt)
+    with msgstore.open_store(tmp_path):
+        pass
+
+
 # -- a store that is never closed ---------------------------------------------------------------------------------------------
 
 PROGRAM = """

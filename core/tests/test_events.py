@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -390,6 +392,21 @@ def test_broken_plugin_is_a_problem(plugin, functions, said):
     assert (sound.failures, sound.providers) == ((), (ACME,))
     with pytest.raises(KeyboardInterrupt):
         plugin(hook("msgstore_indexes", raising(KeyboardInterrupt())))
+
+
+class ExitHandler:
+    def __call__(self, *_):
+        raise SystemExit
+
+
+@pytest.mark.parametrize("handler", [ExitHandler(), functools.partial(ExitHandler.__call__, None)], ids=["object", "partial"])
+def test_exit_of_a_signal_handler_is_not_the_plugins(plugin, handler):
+    usual = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(SystemExit):
+            plugin(hook("msgstore_indexes", lambda: signal.raise_signal(signal.SIGUSR1)))
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
 
 
 @pytest.mark.parametrize(

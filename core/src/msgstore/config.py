@@ -30,10 +30,10 @@ Reads = Literal["pread", "mmap"]
 
 @attrs.frozen
 class FsyncEvery:
-    """Durability ``{ fsync_every = "100ms" }``: a sync of confirmed messages begins about this time later."""
+    """Durability ``{ fsync_every = "100ms" }``: a sync of confirmed messages begins at most about this time later."""
 
     fsync_every: Duration
-    """Time from the confirm to the begin of the sync, rarely up to a second more."""
+    """Longest time from the confirm to the begin of the sync, rarely up to a second more."""
 
 
 Durability = Literal["os", "fsync"] | FsyncEvery
@@ -87,7 +87,7 @@ class StoreConfig:
     reads the result as long as all segments are ``*.rdq``. Has no effect on any other directory."""
     durability: Durability = "os"
     """The meaning of a confirm: ``"os"``, passed to the operating system; ``"fsync"``, synced to disk; ``{ fsync_every =
-    "100ms" }``, passed to the operating system, and a sync begins about that time later."""
+    "100ms" }``, passed to the operating system, and a sync begins at most about that time later."""
     reads: Reads = "pread"
     """How messages are read: ``"pread"``, one system call each, or ``"mmap"``, from mappings of the segments. Mappings are
     about twice as fast if the files are in memory."""
@@ -96,12 +96,12 @@ class StoreConfig:
     large_message: Size = Size(4_000_000)
     """A body of at least this size gets its own segment, so that its removal frees the space at once."""
     sync_interval: Duration = Duration(0.2)
-    """Time between the first change and the flush that confirms it. ``durability`` says what is synced. 0: every call flushes
-    before it returns."""
+    """Time between the first change and the flush that confirms it; a shorter ``fsync_every`` replaces it. ``durability`` says
+    what is synced. 0: every call flushes before it returns."""
     max_unconfirmed: Size = Size(64 * 2**20)
-    """Limit of written bytes that no commit of the index covers. With ``fsync_every`` these may be confirmed. Each message
-    counts as its body plus 1 KiB. A writer that reaches the limit flushes and commits before it continues. More than 128
-    clients may exceed it by 256 KiB each."""
+    """Limit of written bytes that no commit of the index covers, confirmed or not. Each message counts as its body plus 1 KiB.
+    A writer that comes near the limit flushes before it continues. With ``fsync_every`` this flush commits only beyond the
+    limit. More than 128 clients may exceed it by 256 KiB each."""
     shared_cache: Size = Size(16 * 2**20)
     """Bytes of cached bodies of messages with several references, so that all readers get one object. 0: no cache."""
     where: str = attrs.field(default="", eq=False)

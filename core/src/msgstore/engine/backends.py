@@ -154,7 +154,7 @@ def make_index(
 ) -> tuple[Index, bool]:
     """Return the configured index, and True if it is persistent."""
     descriptor, options = _index_options(config, catalogue)
-    context = IndexContext(options, config.path, files, config.durability != "os", read_only, live)
+    context = IndexContext(options, config.path, files, sync=config.durability != "os", read_only=read_only, live=live)
     with _selected(f"{config.where} index"):
         return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
 

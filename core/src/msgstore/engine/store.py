@@ -52,7 +52,8 @@ class Store:
     contains: Callable[[bytes], bool]
     """As ``contains`` of a client."""
     flush: Callable[[], None]
-    """Write all buffered messages, commit the index, and confirm the messages to their clients.
+    """Write all buffered messages, commit the index, and confirm the messages to their clients. With ``fsync_every`` sync and
+    commit follow later.
 
     Returns when every message written before the call is confirmed. Raises StoreIOError if a write, sync or commit fails:
     unwritten messages stay buffered, and the next flush retries. Raises StoreClosed, StoreReadOnly; RuntimeError in a callback.
@@ -298,10 +299,15 @@ class Store:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._lifecycle.interrupted is not None and error is not None:
-            self.abandon()  # and the interrupt goes on
-        else:
-            self.close()
+        try:
+            if self._lifecycle.interrupted is not None and error is not None:
+                self.abandon()  # and the interrupt goes on
+            else:
+                self.close()
+        except BaseException as problem:
+            if not isinstance(problem, Exception):  # an interrupt that came before ``close`` had begun
+                self.abandon()
+            raise
 
     def __repr__(self) -> str:
         return f"<msgstore.Store {str(self.path)!r}{' closed' if self._is_closed else ''}>"

@@ -149,18 +149,21 @@ def crash_points(whole: RecordingFiles) -> list[tuple[int, int]]:
 
 
 def copy_of(directory: Path, target: Path) -> Path:
-    """Copy a directory as a process that is killed now leaves it. ``target`` is made; zeros in files become holes."""
+    """Copy a directory as a process that is killed now leaves it. ``target`` is made; holes in files stay holes."""
     return Path(shutil.copytree(directory, target, copy_function=_copy_with_holes))
 
 
 def _copy_with_holes(source: str, target: str) -> None:
     with open(source, "rb") as reading, open(target, "wb") as writing:  # noqa: PTH123 - copytree gives strings
-        while chunk := reading.read(2**16):
-            if chunk.count(0) == len(chunk):
-                writing.seek(len(chunk), os.SEEK_CUR)
-            else:
-                writing.write(chunk)
-        writing.truncate()
+        end, size = 0, os.lseek(reading.fileno(), 0, os.SEEK_END)
+        while end < size:
+            try:
+                begin = os.lseek(reading.fileno(), end, os.SEEK_DATA)
+            except OSError:  # the rest is a hole
+                break
+            end = os.lseek(reading.fileno(), begin, os.SEEK_HOLE)
+            os.pwrite(writing.fileno(), os.pread(reading.fileno(), end - begin, begin), begin)
+        writing.truncate(size)
     shutil.copystat(source, target)
 
 

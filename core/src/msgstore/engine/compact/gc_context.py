@@ -28,6 +28,7 @@ from msgstore.engine.segment.segment import Segment, damaged_index
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.locations import MASK, pack_locations
+from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat
 from msgstore.scan.formats import scan_checked
 
@@ -239,9 +240,9 @@ def _switch(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Seq
         there = sum(map(eq, map(index.get, ids), new))
         if not count == there == len(ids):
             raise ValueError(f"{count} of {len(ids)} live records are said to have moved, {there} are where they were moved to")
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, MemoryError) or comes_from_outside(error):
+            raise
         astray = [at for at, msg_id in enumerate(ids) if index.get(msg_id) != old[at]]
         index.enter([ids[at] for at in astray], [old[at] for at in astray], [references[at] for at in astray])
         lost = sum(index.get(ids[at]) != old[at] for at in astray)

@@ -147,17 +147,18 @@ def compact_in_place(context: GcContext, source: PinnedSegment, max_size: float 
 
 def _rewrite(context: GcContext, moved: Relocation, steps: Sequence[list[Write]], end: int) -> None:
     accounting, segments, files, segment = context.accounting, context.segments, context.segments.files, moved.target
-    with accounting.flush_lock:
-        segments.hints.drop(segment, lasting=True)
-        with accounting.state_lock:
-            time, segment.sealed_mtime_ns, segment.compacting = segment.sealed_mtime_ns, None, True
-            accounting.mark_dirty(segment)
-        context.commit_locked()
-    with accounting.state_lock:
-        segments.read_files.epoch += 1
     with segments.errors(segment):
         fd = files.open_write(segment.path)
+        time = segment.sealed_mtime_ns
         try:
+            with accounting.flush_lock:
+                segments.hints.drop(segment, lasting=True)
+                with accounting.state_lock:
+                    segment.sealed_mtime_ns, segment.compacting = None, True
+                    accounting.mark_dirty(segment)
+                context.commit_locked()
+            with accounting.state_lock:
+                segments.read_files.epoch += 1
             for writes in steps:
                 for offset, chunk in writes:
                     files.pwrite(fd, chunk, offset)

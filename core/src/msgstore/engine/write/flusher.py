@@ -140,8 +140,9 @@ class Flusher:
         self.set_failing(False)
 
     def write_out(self, *, last: bool = False) -> Sequence[tuple[Client, int]]:
-        """Append everything and commit. Return the clients to confirm, each with the number of its ids. Caller holds the flush
-        lock. ``last``: the store is about to close, so what ``fsync_every`` owes is synced, and the files are checked."""
+        """Append everything and, unless ``fsync_every`` postpones it, commit. Return the clients to confirm, each with the
+        number of its ids. Caller holds the flush lock. ``last``: the store is about to close, so what ``fsync_every`` has
+        postponed is done, and the files are checked."""
         accounting, buffer = self._accounting, self._buffer
         with accounting.state_lock:
             to_confirm = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
@@ -181,7 +182,8 @@ class Flusher:
         self._batches.write(self._buffer.oldest(messages), DRAIN_STEP)
 
     def commit_and_reclaim(self, *, commit: bool = True, all_hints: bool = False) -> None:
-        """Write hint files of sealed segments, commit the index, and delete empty segments. Raises StoreIOError.
+        """Write hint files of sealed segments, sync what ``fsync_every`` has postponed, commit the index, and delete empty
+        segments. Raises StoreIOError.
 
         Caller holds the flush lock. Without ``commit`` only hint files are written: the index must not get ahead of synced
         records, and the periodic sync commits.

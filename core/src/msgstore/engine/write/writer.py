@@ -49,7 +49,7 @@ class Writer:
         self._fast_body_limit = 0 if self._encode_body else min(config.large_message, self._max_body + 1)
         self._charge_step = 1 if self._flush_each_call else min(DRAIN_STEP, config.max_unconfirmed // 256)
         """Bytes that a client writes between two charges."""
-        self._bound: int = config.max_unconfirmed
+        self._flush_at: int = config.max_unconfirmed
         """Uncommitted bytes at which a writing thread flushes: ``max_unconfirmed`` less what clients have not charged yet."""
         self._is_failing = False
         """True after a failed attempt to write, until one succeeds: each ``write`` flushes before it takes its message."""
@@ -75,19 +75,19 @@ class Writer:
         self.flusher.clients.append(client)
         if client.unconfirmed is not None:
             self.flusher.unconfirmed[client.number] = client.unconfirmed
-        self._update_bound()
+        self._update_flush_at()
 
     def unregister_client(self, client: Client) -> None:
         """Confirm nothing to the client any more. Caller holds the state lock."""
         if client in self.flusher.clients:
             self.flusher.clients.remove(client)
             self.flusher.unconfirmed.pop(client.number, None)
-            self._update_bound()
+            self._update_flush_at()
 
-    def _update_bound(self) -> None:
+    def _update_flush_at(self) -> None:
         """Leave room for what clients have not charged yet: with more than 128 clients, for half of the limit only."""
         limit = self._config.max_unconfirmed
-        self._bound = max(limit - self._charge_step * len(self.flusher.clients), limit // 2)
+        self._flush_at = max(limit - self._charge_step * len(self.flusher.clients), limit // 2)
 
     def close_client(self, client: Client) -> None:
         """Flush, unless the store is closed or read-only, and unregister a client. Raises as ``flush``: StoreClosed while the
@@ -162,12 +162,12 @@ class Writer:
         """Flush or drain if it is time. If each call flushes, an error says ``outcome``; otherwise it is logged, and the next
         ``write`` flushes first, and raises if that fails again."""
         flusher, buffer = self.flusher, self.buffer
-        is_due = self._flush_each_call or flusher.uncommitted_bytes > self._bound // 4
+        is_due = self._flush_each_call or flusher.uncommitted_bytes > self._flush_at // 4
         if not (is_due or buffer.estimated_bytes > BUFFER_TARGET):
             return
         try:
             with self._lifecycle.guard():
-                if self._flush_each_call or flusher.uncommitted_bytes > self._bound:
+                if self._flush_each_call or flusher.uncommitted_bytes > self._flush_at:
                     flusher.flush_or_defer()
                 elif is_due and self._accounting.is_persistent:
                     self.background.request()
