@@ -102,8 +102,11 @@ def test_confirm_callback_writes_while_collector_is_behind(store):
         done.set()
 
     store.client(on_confirm=answer).write(b"i" * 16, BODY)
-    threading.Thread(target=store.flush, daemon=True).start()
+    flushing = threading.Thread(target=store.flush, daemon=True)
+    flushing.start()
     assert done.wait(60)
+    flushing.join(60)
+    assert not flushing.is_alive()
 
 
 def test_close_during_collection_preempts_it(opened, store, files):

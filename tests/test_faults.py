@@ -15,7 +15,7 @@ import msgstore
 from msgstore.files import Files
 from msgstore.plugins.loader import Observer, Provider
 from msgstore.testing import stores
-from msgstore.testing.faults import Crash, UnsyncedFiles
+from msgstore.testing.faults import Crash, RecordingFiles, UnsyncedFiles, copy_of
 from support import FullDisk, HookedFiles, RealDirectory, catalogue, failing, open_with, unchanged
 
 KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
@@ -64,6 +64,29 @@ def test_descriptor_after_failed_close_is_not_reused(cell, tmp_path, monkeypatch
         store.close()
     with open_with(tmp_path / "store", **cell.keys) as store:
         assert store.read_many([KEPT, LATER]) == {KEPT: b"1", LATER: b"2" * 1000}
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["same index", "other index"])
+@pytest.mark.parametrize("durability", ["fsync", {"fsync_every": "1h"}], ids=["fsync", "fsync_every"])
+def test_record_of_killed_process_is_synced_before_it_is_confirmed(cell, durability, other, tmp_path):
+    """A second write of the message appends nothing: without a sync at opening, a power loss would take what it confirmed."""
+    keys = cell.keys | {"durability": durability, "sync_interval": "1h"}
+    small_store(tmp_path / "store", cell.keys)
+    files, killed = HookedFiles(), tmp_path / "killed"
+    with open_with(tmp_path / "store", files, **keys) as store, store.client() as client:
+        client.write(LATER, b"body")
+        if durability == "fsync":
+            files.before("sync", lambda: copy_of(store.path, killed), f".{'rdq' if cell.format == 'v1' else 'sqs'}")
+        store.flush()
+        if durability != "fsync":
+            copy_of(store.path, killed)
+    files = RecordingFiles()
+    if other:
+        keys["index"] = "lmdb" if keys["index"] == "ets" else "ets"
+    with open_with(killed, files, **keys) as store:
+        (segment,) = [killed / s.file for s in store.segments() if s.number == store.entry(LATER).number]
+        synced = [path for name, path, _ in files.operations if name == "sync"]
+        assert segment.name in synced
 
 
 @pytest.mark.parametrize("undone", [True, False], ids=["undone", "not undone"])

@@ -99,7 +99,7 @@ def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:
     where = f"{path}" + (f" at offset {offset}" if offset is not None else "")
     return StoreIOError(
         f"{where}: {error.strerror or error}. Fix the cause (disk space, limits, permissions, hardware) and retry: what is "
-        f"on disk stays, and unconfirmed messages stay in memory until the next flush()."
+        f"on disk stays, and the next flush() writes and confirms the messages that are not confirmed yet."
     )
 
 

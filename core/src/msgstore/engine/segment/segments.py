@@ -7,7 +7,7 @@ lock. Errors of the operating system become StoreIOError with file and offset.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
@@ -221,6 +221,11 @@ class Segments:
             return None, 0
         except OSError as error:
             raise io_error(path, None, error) from error
+
+    def sync_found(self, names: Container[str]) -> None:
+        """Sync segments of a process that is gone, and their names. Called before their records are committed."""
+        self.unsynced |= {segment.number: segment for segment in self if segment.path.name in names}
+        self.sync_written()
 
     def sync_written(self) -> None:
         """With ``sync = "later"``: sync everything that was appended, names included. Caller holds the flush lock."""
