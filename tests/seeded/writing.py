@@ -26,7 +26,7 @@ index-is-committed-ahead-of-syncs: With fsync_every a power loss leaves index en
   = self._segments.sync_written() => pass
 flush-joins-one-under-way: A flush returns when one that began before the last writes has ended: they are not confirmed.
   GroupCommit.run  tests/test_clients.py::test_each_write_is_confirmed_once_in_order
-  - self._close(mine)
+  - self._stop_joining(mine)
   -                         work()
   + work()
 flush-hides-another-threads-failure: A flush that waited for one that failed returns as if everything were confirmed.

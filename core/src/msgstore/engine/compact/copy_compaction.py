@@ -172,7 +172,7 @@ class _Copies:
                 segments.files.replace(_unnamed(segment.path), segment.path)
         segments.sync_directory()
         for segment, found in zip(self.segments, self._found, strict=True):
-            segments.hints.found(segment, (found.ids, found.offsets, found.sizes))
+            segments.hints.write_one(segment, (found.ids, found.offsets, found.sizes))
 
     def discard(self) -> None:
         """Delete the copies after a failure. The rest is deleted by the next opening, or with the empty segments."""

@@ -208,7 +208,7 @@ def _read_all(run: RecoveryRun) -> Iterator[SegmentAndScan]:
         else:
             scan = run.scan(segment)
             if segment.appendable and not scan.duplicates and segment.number != newest:
-                hints.found(segment, (scan.records.ids, scan.records.offsets, scan.records.sizes))
+                hints.write_one(segment, (scan.records.ids, scan.records.offsets, scan.records.sizes))
         yield segment, scan
 
 

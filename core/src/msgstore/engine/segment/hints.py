@@ -108,12 +108,12 @@ class Hints:
             records, _ = self.unwritten.pop(segment)
             if not segment.quarantined and 2 * segment.live_bytes >= segment.size - segment.header_bytes:
                 before = segment.sealed_mtime_ns
-                self.found(segment, records)
+                self.write_one(segment, records)
                 if segment.sealed_mtime_ns != before:
                     changed.append(segment)
         return changed
 
-    def found(self, segment: Segment, records: Records) -> None:
+    def write_one(self, segment: Segment, records: Records) -> None:
         """Write the hint of a segment, if all its records are known and it has no damage."""
         name, sealed = hint_name(segment.path.name), segment.sealed_mtime_ns
         if not self.writes or segment.size < SMALLEST or sealed is None:
@@ -134,7 +134,7 @@ class Hints:
         """Write the hint of a compacted segment: its live records, in any order."""
         order = sorted(range(len(ids)), key=offsets.__getitem__)
         at, length = (array("Q", map(column.__getitem__, order)) for column in (offsets, sizes))
-        self.found(segment, (b"".join(map(ids.__getitem__, order)), at, length))
+        self.write_one(segment, (b"".join(map(ids.__getitem__, order)), at, length))
 
     def find(self, segments: Iterable[Segment]) -> None:
         """List the hint files. If hints are written, delete those without a segment."""

@@ -59,7 +59,8 @@ class Segments:
         self._current_identity: tuple[int, int] | None = None
         """Identity of the file of the current segment."""
         self.unsynced: dict[int, Segment] = {}
-        """Segments that were appended to since the last ``sync_written``."""
+        """Segments that ``sync_written`` has to sync: with ``sync = "later"`` those that were appended to; in an opening those
+        that it has read."""
 
     def __iter__(self) -> Iterator[Segment]:
         """In number order."""
@@ -228,7 +229,7 @@ class Segments:
         self.sync_written()
 
     def sync_written(self) -> None:
-        """With ``sync = "later"``: sync everything that was appended, names included. Caller holds the flush lock."""
+        """Sync the segments in ``unsynced``, names included. Caller holds the flush lock."""
         if self.unsynced:
             for number, segment in list(self.unsynced.items()):
                 if number in self.by_number:

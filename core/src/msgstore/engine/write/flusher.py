@@ -63,22 +63,22 @@ class GroupCommit:
                         group.append(done)
                 if group is mine:
                     with self._lock:
-                        self._close(mine)
+                        self._stop_joining(mine)
                         work()
                     is_successful = True
                     return
             finally:
-                self._close(mine)
+                self._stop_joining(mine)
                 for waiting in mine:
                     waiting.put(is_successful)
             try:
                 if done.get(timeout=_RETRY_SECONDS):
                     return
             except Empty:  # an exception from outside may have stopped the thread that runs it
-                self._close(group)
+                self._stop_joining(group)
 
-    def _close(self, group: list[SimpleQueue[bool]]) -> None:
-        """Let no further thread wait for a run."""
+    def _stop_joining(self, group: list[SimpleQueue[bool]]) -> None:
+        """Let no further thread join this group: the next caller begins another."""
         with self._mutex:
             if self.waiting is group:
                 self.waiting = None

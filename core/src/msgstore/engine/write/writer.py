@@ -162,14 +162,14 @@ class Writer:
         """Flush or drain if it is time. If each call flushes, an error says ``outcome``; otherwise it is logged, and the next
         ``write`` flushes first, and raises if that fails again."""
         flusher, buffer = self.flusher, self.buffer
-        is_due = self._flush_each_call or flusher.uncommitted_bytes > self._flush_at // 4
-        if not (is_due or buffer.estimated_bytes > BUFFER_TARGET):
+        is_past_quarter = self._flush_each_call or flusher.uncommitted_bytes > self._flush_at // 4
+        if not (is_past_quarter or buffer.estimated_bytes > BUFFER_TARGET):
             return
         try:
             with self._lifecycle.guard():
                 if self._flush_each_call or flusher.uncommitted_bytes > self._flush_at:
                     flusher.flush_or_defer()
-                elif is_due and self._accounting.is_persistent:
+                elif is_past_quarter and self._accounting.is_persistent:
                     self.background.request()
                 if buffer.estimated_bytes > BUFFER_TARGET:
                     if self._config.durability == "fsync":
