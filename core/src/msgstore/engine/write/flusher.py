@@ -38,7 +38,7 @@ class GroupCommit:
     """Runs one piece of work for all threads that ask for it. Thread-safe.
 
     The first caller waits for ``lock`` and does the work. Threads that call before the work begins wait for this run, not for
-    the lock: that would wake them one after the other, and some only after later runs, which they do not need.
+    the lock. The lock would wake them one after the other, and some only after later runs that they do not need.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
