@@ -22,7 +22,8 @@ from msgstore.files import Files
 from msgstore.scan import FormatSet, OpenFormat
 
 Sync = Literal["never", "each append", "later"]
-"""Time at which appended records are synced; ``later``: by the next ``sync_written``."""
+"""Time at which appended records are synced, with the durability ``os``, ``fsync`` and ``fsync_every``. ``later``: by the next
+``sync_written``."""
 
 
 class Segments:

@@ -147,7 +147,7 @@ class Flusher:
         with accounting.state_lock:
             to_confirm = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = buffer.ids()
-            uncommitted = self.uncommitted_bytes  # everything since the last commit, which this flush writes
+            uncommitted = self.uncommitted_bytes  # since the last commit; all of it is appended once the batches are
         if last or accounting.is_changed or ids or to_confirm or self._segments.hints.unwritten:
             self._segments.must_check_files = True
         while ids:
