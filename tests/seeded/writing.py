@@ -12,7 +12,7 @@ flush-confirms-one-too-many: A message that was written while a flush ran is con
   = client.unconfirmed[:number] => client.unconfirmed[: number + 1]
 flush-skips-behind-the-first-portion: Messages behind the first portion of a large flush are confirmed and not written.
   Flusher.write_out  tests/test_clients.py::test_flush_of_several_chunks_writes_all
-  = at += processed => at += MAX_BATCH
+  = at += processed => at += IDS_OFFERED
 flush-forgets-late-messages: A message that dies on disk while its second reference waits is confirmed and not written.
   Flusher.write_out  tests/test_clients.py::test_record_dying_while_reference_waits_is_rewritten
   = again += rewrite => pass

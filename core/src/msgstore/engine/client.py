@@ -31,11 +31,11 @@ class Client:
     """``write(msg_id, body)``: write a message, or add a reference to one. An id names one body permanently, so
     write equal bodies: the body of a second write is not kept, and reads may return it until the next flush.
 
-    The message can be read at once. The next flush writes it to disk and calls ``on_confirm`` with its id: ``sync_interval``
-    later, or in ``store.flush()``. ``durability`` says what that confirms. Raises ValueError (id), TypeError (body),
-    MessageTooLarge and BodyRefused (the message was not taken), StoreClosed, and StoreIOError: ``error.applied`` says if the
-    message was taken, which is possible only with ``sync_interval = 0``. After a failed flush each write flushes first, and
-    fails with it.
+    The message can be read at once. The next flush appends it to a segment and calls ``on_confirm`` with its id:
+    ``sync_interval`` later, or in ``store.flush()``. ``durability`` says if it is synced before. Raises ValueError (id),
+    TypeError (body), MessageTooLarge and BodyRefused (the message was not taken), StoreClosed, and StoreIOError:
+    ``error.applied`` says if the message was taken, which is possible only with ``sync_interval = 0``. After a failed flush
+    each write flushes first, and fails with it.
     """
     read: Callable[[bytes], bytes]
     """``read(msg_id)``: return the body. Raises MessageNotFound (a KeyError), CorruptRecord, StoreIOError, ValueError (id)."""

@@ -25,11 +25,11 @@ log = logging.getLogger("msgstore.writer")
 _background_log = logging.getLogger("msgstore.flusher")
 
 FLUSH_CHUNK = 2**21
-"""Bytes that a flush appends at once."""
+"""Charged bytes after which a flush ends a batch."""
 DRAIN_STEP = 2**18
-"""Bytes that a writing thread appends at once: the slowest ``write`` takes this long."""
-MAX_BATCH = 4096
-"""Ids that are offered for one batch, which ends after about FLUSH_CHUNK charged bytes."""
+"""Charged bytes that a drain appends: the slowest ``write`` takes this long."""
+IDS_OFFERED = 4096
+"""Ids that a flush offers for one batch: more than FLUSH_CHUNK has room for."""
 _RETRY_SECONDS = 5.0
 """Time that a thread waits for the run of another thread before it asks for one of its own."""
 
@@ -153,7 +153,7 @@ class Flusher:
         while ids:
             at, again = 0, list[bytes]()
             while at < len(ids):
-                processed, rewrite = self._batches.write(ids[at : at + MAX_BATCH], FLUSH_CHUNK)
+                processed, rewrite = self._batches.write(ids[at : at + IDS_OFFERED], FLUSH_CHUNK)
                 at += processed
                 again += rewrite
             ids = again
