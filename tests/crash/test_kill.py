@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -72,6 +73,10 @@ def processes() -> multiprocessing.context.ForkServerContext:
     """What is imported is imported once; each process is a fork of one that has opened nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["crash.test_kill"])
+    with pytest.MonkeyPatch.context() as patch:
+        # Before Python 3.12.3 the server does not find it otherwise, and each process imports everything, for a second.
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        multiprocessing.forkserver.ensure_running()
     return context
 
 
