@@ -27,7 +27,7 @@ _background_log = logging.getLogger("msgstore.flusher")
 FLUSH_CHUNK = 2**21
 """Charged bytes after which a flush ends a batch."""
 DRAIN_STEP = 2**18
-"""Charged bytes that a drain appends: the slowest ``write`` takes this long."""
+"""Charged bytes that a drain appends: few, so that a ``write`` that drains takes no long time."""
 IDS_OFFERED = 4096
 """Ids that a flush offers for one batch: more than FLUSH_CHUNK has room for."""
 _RETRY_SECONDS = 5.0
@@ -165,7 +165,10 @@ class Flusher:
         if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
         self._bytes_to_commit = uncommitted
-        self.commit_and_reclaim(commit=last or uncommitted > self._config.max_unconfirmed or self._segments.sync != "later")
+        if last or uncommitted > self._config.max_unconfirmed or self._segments.sync != "later":
+            self.commit_and_reclaim()
+        else:  # the index must not get ahead of synced records: ``sync_and_commit`` follows
+            self._write_hints()
         return to_confirm
 
     def drain(self) -> None:
@@ -181,23 +184,21 @@ class Flusher:
         messages = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self._buffer.estimated_bytes, 1) + 1
         self._batches.write(self._buffer.oldest(messages), DRAIN_STEP)
 
-    def commit_and_reclaim(self, *, commit: bool = True, all_hints: bool = False) -> None:
+    def commit_and_reclaim(self, *, all_hints: bool = False) -> None:
         """Write hint files of sealed segments, sync what ``fsync_every`` has postponed, commit the index, and delete empty
-        segments. Raises StoreIOError.
+        segments. Raises StoreIOError. Caller holds the flush lock."""
+        self._write_hints(everything=all_hints)
+        self._segments.sync_written()
+        self._accounting.commit()
+        with self._accounting.state_lock:
+            self.uncommitted_bytes -= self._bytes_to_commit
+            self._bytes_to_commit = 0
+        self._buffer.before_removals.clear()
+        self._accounting.delete_empty()
 
-        Caller holds the flush lock. Without ``commit`` only hint files are written: the index must not get ahead of synced
-        records, and the periodic sync commits.
-        """
-        for segment in self._segments.hints.save(everything=all_hints):
+    def _write_hints(self, *, everything: bool = False) -> None:
+        for segment in self._segments.hints.save(everything=everything):
             self._accounting.mark_dirty(segment)
-        if commit:
-            self._segments.sync_written()
-            self._accounting.commit()
-            with self._accounting.state_lock:
-                self.uncommitted_bytes -= self._bytes_to_commit
-                self._bytes_to_commit = 0
-            self._buffer.before_removals.clear()
-            self._accounting.delete_empty()
 
     def sync_and_commit(self) -> None:
         """Sync and commit what ``fsync_every`` has postponed. Takes the flush lock. Raises StoreIOError, and StoreClosed
@@ -306,6 +307,7 @@ class BackgroundFlusher:
             self._flusher.flush_or_defer()
         finally:  # what was confirmed before is synced, also if the disk is full now
             next_pass = time.monotonic() + self._interval
-            if self._fsync_every is not None and next_pass > self._last_sync + self._fsync_every:  # that would be too late
+            # Sync now if the next pass would be later than that after the last sync. After a pause it always would.
+            if self._fsync_every is not None and next_pass > self._last_sync + self._fsync_every:
                 self._flusher.sync_and_commit()
                 self._last_sync = time.monotonic()

@@ -27,7 +27,7 @@ log = logging.getLogger("msgstore.writer")
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
 _WORTH_A_COUNT = BUFFER_TARGET - 2**20
-"""Estimate of these bytes below which they are counted: then at most one count comes with each MiB that is written."""
+"""The buffer is counted only if an estimate is below this. After a count, at least 1 MiB is written before the next one."""
 
 
 class Writer:
