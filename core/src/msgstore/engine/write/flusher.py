@@ -147,7 +147,7 @@ class Flusher:
         with accounting.state_lock:
             to_confirm = [(client, len(client.unconfirmed)) for client in self.clients if client.unconfirmed]
             ids = buffer.ids()
-            uncommitted = self.uncommitted_bytes  # since the last commit; all of it is appended once the batches are
+            uncommitted = self.uncommitted_bytes  # a commit covers these when all the ids are appended
         if last or accounting.is_changed or ids or to_confirm or self._segments.hints.unwritten:
             self._segments.must_check_files = True
         while ids:
@@ -307,7 +307,7 @@ class BackgroundFlusher:
             self._flusher.flush_or_defer()
         finally:  # what was confirmed before is synced, also if the disk is full now
             next_pass = time.monotonic() + self._interval
-            # Sync now if the next pass would be later than that after the last sync. After a pause it always would.
+            # Sync now if more than ``fsync_every`` would lie between the last sync and the next pass, as after every pause.
             if self._fsync_every is not None and next_pass > self._last_sync + self._fsync_every:
                 self._flusher.sync_and_commit()
                 self._last_sync = time.monotonic()

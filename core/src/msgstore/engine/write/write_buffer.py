@@ -1,4 +1,4 @@
-"""Write buffer: written messages that no flush or drain has taken yet. Reads look here first.
+"""Write buffer: messages that clients have written and that are not entered into the index yet. Reads look here first.
 
 ``write`` and ``remove`` of a buffered message take no lock, because a lock would cost half the time of a ``write`` and the
 ``remove`` soon after it (see ``docs/adr/0011``). Each relies on one atomic dictionary operation:

@@ -27,7 +27,7 @@ log = logging.getLogger("msgstore.writer")
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
 _WORTH_A_COUNT = BUFFER_TARGET - 2**20
-"""The buffer is counted only if an estimate is below this. After a count, at least 1 MiB is written before the next one."""
+"""The buffer is counted only if ``mean_charge * len(pending)`` is below this. Until the next count, clients write 1 MiB."""
 
 
 class Writer:
