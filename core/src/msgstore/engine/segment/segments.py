@@ -48,7 +48,7 @@ class Segments:
         """True if deleted segments are renamed, and overwritten by the collector before they are unlinked."""
         self.pending_erase: list[Path] = []
         """Paths of deleted segments that still have to be overwritten with zeros and unlinked."""
-        self.sync = sync
+        self.when_synced = sync
         self.is_durable = sync != "never"
         """True if files must survive a power loss."""
         self.must_check_files = False
@@ -103,7 +103,7 @@ class Segments:
                 fd = self.files.create(segment.path)
                 identity = self.files.identity(fd)
                 self.files.pwrite(fd, form.format.header, 0)
-                if self.sync == "each append":
+                if self.when_synced == "each append":
                     self.files.sync(fd)
                     self.files.sync_directory(self.directory)
             except BaseException as error:  # an interrupt, too: the number is used again
@@ -148,9 +148,9 @@ class Segments:
         with self.errors(segment, segment.size):
             try:
                 self.files.pwrite(fd, data, segment.size)
-                if self.sync == "each append":
+                if self.when_synced == "each append":
                     self.files.sync(fd)
-                elif self.sync == "later":
+                elif self.when_synced == "later":
                     self.unsynced[segment.number] = segment
             except BaseException:  # an interrupt, too: an opening would find what it leaves after the end
                 try:

@@ -165,7 +165,7 @@ class Flusher:
         if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
         self._bytes_to_commit = uncommitted
-        if last or uncommitted > self._config.max_unconfirmed or self._segments.sync != "later":
+        if last or uncommitted > self._config.max_unconfirmed or self._segments.when_synced != "later":
             self.commit_and_reclaim()
         else:  # the index must not get ahead of synced records: ``sync_and_commit`` follows
             self._write_hints()
@@ -237,8 +237,8 @@ class Flusher:
 
 
 _IDLE_SECONDS = 1.0
-"""Time after which an idle thread looks for work by itself. ``wake`` takes no lock, so it may come just before the thread is
-idle, and is lost then: the flush begins up to this much later."""
+"""Time after which an idle thread looks for work by itself. ``wake`` takes no lock and comes before the entry. It is lost if
+the thread is not idle yet, or looks before the entry is there: the flush then begins up to this much later."""
 
 
 class BackgroundFlusher:
@@ -278,7 +278,7 @@ class BackgroundFlusher:
     def _run(self) -> None:
         while not self._is_stopping:
             self._is_idle = True
-            is_urgent = not self._flusher.has_work and self._wait(_IDLE_SECONDS)
+            is_urgent = False if self._flusher.has_work else self._wait(_IDLE_SECONDS)
             self._is_idle = False
             if not (is_urgent or self._flusher.has_work):
                 continue
