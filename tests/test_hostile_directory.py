@@ -72,6 +72,12 @@ def test_other_links_are_replaced_without_following(made, cell, name, tmp_path):
     assert outside.read_bytes() == PRECIOUS
 
 
+def test_link_to_itself_is_no_file(made):
+    (made["path"] / "zz").symlink_to("zz")
+    assert use(made) == 5
+    assert command("verify", made["path"], code=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
 @pytest.mark.parametrize("name", ["msgstore.lock", "msgstore.json", "segment", "clean.dot", "msgstore-ets.snapshot"])

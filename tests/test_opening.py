@@ -239,19 +239,23 @@ def test_failed_reconciliation_can_be_repeated(path, kind, files):
 
 # -- msgstore.json ----------------------------------------------------------------------------------------------------------
 
-TORN = {"empty": b"", "torn": b'{"layout": 1,', "zeros": bytes(134), "huge": bytes(2**20 + 1)}
+TORN = {"missing": None, "empty": b"", "torn": b'{"layout": 1,', "zeros": bytes(134), "huge": bytes(2**20 + 1)}
 
 
 @pytest.mark.parametrize("torn", TORN)
 def test_damaged_settings_are_restored_from_their_copy(path, kind, torn, caplog):
-    was = (path / "msgstore.json").read_bytes()
-    (path / "msgstore.json").write_bytes(TORN[torn])
+    settings, damaged = path / "msgstore.json", TORN[torn]
+    was = settings.read_bytes()
+    if damaged is None:
+        settings.unlink()
+    else:
+        settings.write_bytes(damaged)
     for mode in ("r", "rw"):
         caplog.clear()
         assert reopened(path, kind, mode=mode)[0] == COUNTS
-        assert warnings(caplog).count("msgstore.json: is damaged") == 1
+        assert warnings(caplog).count("msgstore.json: cannot be used") == 1
         assert "Its copy is used" in warnings(caplog)
-        assert (path / "msgstore.json").read_bytes() == (was if mode == "rw" else TORN[torn])
+        assert (settings.read_bytes() if settings.exists() else None) == (was if mode == "rw" else damaged)
     (path / "msgstore.json.copy").unlink()  # as a crash between the two files has left them
     reopened(path, kind)
     assert (path / "msgstore.json.copy").read_bytes() == was

@@ -27,7 +27,7 @@ log = logging.getLogger("msgstore.store")
 
 SETTINGS = "msgstore.json"
 SETTINGS_COPY = "msgstore.json.copy"
-"""Copy of ``msgstore.json``, read if that is damaged."""
+"""Copy of ``msgstore.json``, read if that is damaged or missing."""
 LOCK = "msgstore.lock"
 _LAYOUT = 1
 MAX_SETTINGS = 2**20
@@ -46,10 +46,12 @@ _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 
 
 class DamagedSettings(StoreError):
-    """A ``msgstore.json`` that is empty, torn or changed."""
+    """A ``msgstore.json`` that is empty, torn or changed, or missing beside its copy."""
 
-    def __init__(self, message: str, copy: Settings | None = None) -> None:
+    def __init__(self, message: str, reason: str = "", copy: Settings | None = None) -> None:
         super().__init__(message)
+        self.reason = reason
+        """What is wrong with the file."""
         self.copy = copy
         """Settings in ``msgstore.json.copy``; None if that is missing or damaged."""
 
@@ -170,15 +172,15 @@ def check_writable(
 
 
 def known_settings(files: Files, directory: Path, *, warns: bool = True) -> Settings | None:
-    """Return the settings of the directory, those of their copy if ``msgstore.json`` is damaged; None if msgstore never opened
-    it. Raises DamagedSettings if both are damaged, StoreError if they cannot be used."""
+    """Return the settings of the directory, those of their copy if ``msgstore.json`` is damaged or missing; None if msgstore
+    never opened it. Raises DamagedSettings if both are damaged, StoreError if they cannot be used."""
     try:
         return read_settings(files, directory)
     except DamagedSettings as error:
         if error.copy is None:
             raise
         if warns:
-            log.warning("%s: is damaged (%s). Its copy is used.", directory / SETTINGS, error.__cause__)
+            log.warning("%s: cannot be used (%s). Its copy is used.", directory / SETTINGS, error.reason)
         return error.copy
 
 
@@ -189,15 +191,17 @@ def read_settings(files: Files, directory: Path, name: str = SETTINGS) -> Settin
     try:
         with files.view(directory / name) as data:
             members = parse_settings(data)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        copy = None
-        with suppress(OSError, StoreError):
+    except (FileNotFoundError, ValueError) as error:
+        is_missing, copy = isinstance(error, FileNotFoundError), None
+        with suppress(OSError, DamagedSettings):
             copy = read_settings(files, directory, SETTINGS_COPY) if name == SETTINGS else None
+        if is_missing and copy is None:
+            return None
+        reason = "it is missing" if is_missing else str(error)
         raise DamagedSettings(
-            f"{what.format(error)}backup. If there is none, copy the directory, move the file away, and open it once with "
+            f"{what.format(reason)}backup. If there is none, copy the directory, move the file away, and open it once with "
             f"--adopt (adopt=True), and with the index, the format, its record types and the body codec that the store has.",
+            reason,
             copy,
         ) from error
     try:

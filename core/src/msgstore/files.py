@@ -103,14 +103,17 @@ class Files:
 
     def list(self, directory: Path) -> dict[str, tuple[int, int]]:
         """Return name to (bytes, modification time in nanoseconds) of every regular file. Omits files that are deleted
-        meanwhile."""
+        meanwhile, and links to nothing or to themselves."""
         found = {}
         with os.scandir(directory) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     if entry.is_file():
                         status = entry.stat()
                         found[entry.name] = (status.st_size, status.st_mtime_ns)
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP):
+                        raise
         return found
 
     def entries(self, directory: Path) -> tuple[dict[str, tuple[int, int]], dict[str, OSError]]:
