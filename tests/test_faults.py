@@ -16,7 +16,7 @@ from msgstore.files import Files
 from msgstore.plugins.loader import Observer, Provider
 from msgstore.testing import stores
 from msgstore.testing.faults import Crash, RecordingFiles, UnsyncedFiles, copy_of
-from support import FullDisk, HookedFiles, RealDirectory, catalogue, failing, open_with, unchanged
+from support import FullDisk, HookedFiles, RealDirectory, catalogue, command, failing, open_with, unchanged
 
 KEPT, SHARED, REMOVED, LATER = (bytes([n]) * 16 for n in (1, 2, 3, 4))
 
@@ -87,6 +87,35 @@ def test_record_of_killed_process_is_synced_before_it_is_confirmed(cell, durabil
         (segment,) = [killed / s.file for s in store.segments() if s.number == store.entry(LATER).number]
         synced = [path for name, path, _ in files.operations if name == "sync"]
         assert segment.name in synced
+
+
+@pytest.mark.parametrize(("kind", "messages"), [("ets", 10), ("lmdb", 10), ("ets", 20_000)], ids=["ets", "lmdb", "hinted"])
+def test_opening_that_cannot_sync_commits_nothing(kind, messages, tmp_path):
+    """The records of the killed process are found again by the next one, and synced then."""
+    files, killed = HookedFiles(), tmp_path / "killed"
+    ids = [number.to_bytes(16, "big") for number in range(messages)]
+    with open_with(tmp_path / "store", files, index=kind, durability={"fsync_every": "1h"}, sync_interval="1h") as store:
+        store.client().write_many((msg_id, bytes(50)) for msg_id in ids)
+        files.before("sync", lambda: copy_of(store.path, killed), ".sqs")
+        store.roll()
+    files = HookedFiles()
+    files.before("sync", failing(), ".sqs")
+    with pytest.raises(msgstore.StoreIOError, match="Input/output error"):
+        open_with(killed, files, index=kind, durability="fsync")
+    files = HookedFiles()
+    with open_with(killed, files, index=kind, durability="fsync") as store:
+        recovery = store.stats().recovery
+    assert (len(recovery.hinted), recovery.entered) == (int(messages > 10), messages)
+    assert ("sync", "0.sqs", 0) in files.operations
+
+
+def test_command_syncs_what_it_changes(tmp_path, monkeypatch):
+    """Also a store that a killed process left, and whose application has another durability."""
+    small_store(tmp_path, {})
+    synced = []
+    monkeypatch.setattr(Files, "sync", lambda self, fd: synced.append(os.fstat(fd).st_ino))
+    command("put", tmp_path, LATER.hex(), stdin=b"body")
+    assert (tmp_path / "0.sqs").stat().st_ino in synced
 
 
 @pytest.mark.parametrize("undone", [True, False], ids=["undone", "not undone"])

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,10 +116,11 @@ def is_interrupted(change: Callable[[], object], seconds: float, outside: type[B
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends signals")
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("outside", ["KeyboardInterrupt", "ArithmeticError"])
 @pytest.mark.parametrize("name", ["ets", "lmdb"])
-def test_change_interrupted_by_signal_keeps_confirmed(name: str, change: str, tmp_path: Path) -> None:
+def test_change_interrupted_by_signal_keeps_confirmed(name: str, outside: str, change: str, tmp_path: Path) -> None:
     """In a process of its own: what such a signal leaves of the standard library's locks is not for other tests."""
-    command = [sys.executable, "-X", "faulthandler", __file__, name, change, str(tmp_path)]
+    command = [sys.executable, "-X", "faulthandler", __file__, name, outside, str(tmp_path), change]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -137,7 +139,7 @@ def disable_logging() -> None:
     logging.Logger.isEnabledFor = lambda *_: False  # type: ignore[method-assign]  # a process of its own runs nothing else
 
 
-def signals(name: str, change: str, path: Path) -> None:
+def signals(name: str, outside: type[BaseException], path: Path, change: str) -> None:
     disable_logging()
     rng = random.Random(change)
     lasts = min(duration(scene(path / f"timed{n}", name), change) for n in range(5))
@@ -146,7 +148,7 @@ def signals(name: str, change: str, path: Path) -> None:
         tries += 1
         assert tries < 40 * SIGNALS, f"{came} signals came while it lasted"
         run = scene(path / str(tries), name)
-        came += is_interrupted(partial(CHANGES[change], run), max(rng.uniform(0, lasts), 1e-6))
+        came += is_interrupted(partial(CHANGES[change], run), max(rng.uniform(0, lasts), 1e-6), outside)
         check(run)
 
 
@@ -219,10 +221,52 @@ def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:
         assert again.client().read(A) == b"body"
 
 
+@pytest.mark.parametrize("kind", ["ets", "lmdb"])
+def test_handler_that_raises_in_relocation_ends_the_store(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index has the new places already, and the statistics do not: the copies would be deleted as empty ones."""
+    ids = [bytes([number]) * 16 for number in range(20)]
+    store = open_with(tmp_path, index=kind, format="v1", gc_interval=0)
+    client = store.client()
+    client.write_many((msg_id, msg_id * 10) for msg_id in ids)
+    store.roll()
+    client.remove(ids[::2])
+    relocate = store._accounting.index.relocate
+
+    def ring(*_: object) -> None:
+        raise ArithmeticError
+
+    def interrupted(*arguments: Any) -> int:
+        number = relocate(*arguments)
+        signal.raise_signal(signal.SIGUSR1)
+        return number
+
+    usual = signal.signal(signal.SIGUSR1, ring)
+    monkeypatch.setattr(store._accounting.index, "relocate", interrupted)
+    try:
+        with pytest.raises(ArithmeticError):
+            store.compact(everything=True)
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
+    with pytest.raises(StoreClosed, match="ArithmeticError came in the middle of a change"):
+        store.flush()
+    with open_with(tmp_path, index=kind, format="v1") as again:
+        bodies = again.read_many(ids[1::2])
+    assert bodies == {msg_id: msg_id * 10 for msg_id in ids[1::2]}
+
+
 def test_interrupt_before_close_begins_unlocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt), msgstore.open_store(tmp_path) as store:
         monkeypatch.setattr(store, "close", interrupt)
     with msgstore.open_store(tmp_path):
+        pass
+
+
+def test_interrupt_while_a_reader_closes_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_with(tmp_path, index="lmdb").close()
+    with pytest.raises(KeyboardInterrupt), open_with(tmp_path, index="lmdb", mode="r") as store:
+        calls = iter([interrupt, *[store._opened.resources.close] * 5])
+        monkeypatch.setattr(store._opened.resources, "close", lambda: next(calls)())
+    with open_with(tmp_path, index="lmdb"):
         pass
 
 
@@ -285,7 +329,6 @@ def test_collected_store_warns_of_unconfirmed_writes(tmp_path, caplog):
 
 
 if __name__ == "__main__":
-    if sys.argv[2] in CHANGES:
-        signals(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
-    else:
-        signals_at_opening(sys.argv[1], getattr(builtins, sys.argv[2]), Path(sys.argv[3]))
+    (signals if sys.argv[4:] else signals_at_opening)(
+        sys.argv[1], getattr(builtins, sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]
+    )

@@ -74,7 +74,7 @@ def processes() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["crash.test_kill"])
     with pytest.MonkeyPatch.context() as patch:
-        # Before Python 3.12.3 the server does not find it otherwise, and each process imports everything, for a second.
+        # Python 3.11 does not find it otherwise, without a word, and each process imports everything, for a second.
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         multiprocessing.forkserver.ensure_running()
     return context

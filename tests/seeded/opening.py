@@ -5,6 +5,14 @@ FAULTS = r"""
 damaged-row-is-trusted: A flipped bit in the index's row of a segment deletes the segment with live messages in it.
   rows  tests/test_hostile_directory.py::test_checkpoint_row_with_flipped_bit_is_refused
   = checksum not in (b"", _CHECKSUM.pack(zlib.crc32(row, zlib.crc32(key)))) => len(checksum) not in (0, _CHECKSUM.size)
+@ msgstore.engine.segment.segments
+found-records-are-not-synced: A record of a killed process that only the page cache has is confirmed by a second write.
+  Segments.sync_found  tests/test_faults.py::test_record_of_killed_process_is_synced_before_it_is_confirmed
+  = self.sync_written() => pass
+@ msgstore.engine.state.lifecycle
+exception-of-a-handler-is-a-failure: A handler that raises in a relocation leaves messages whose copies are deleted.
+  Lifecycle.end_if_interrupted  tests/test_interrupts.py::test_handler_that_raises_in_relocation_ends_the_store
+  = isinstance(error, Exception) and not comes_from_outside(error) => isinstance(error, Exception)
 @ msgstore.engine.open.recovery_plan
 hidden-marker-is-not-recognised: A store killed before its first commit says that another program has changed it.
   compare_with_index  tests/test_opening.py::test_killed_before_first_commit_scans_the_tail

@@ -220,7 +220,8 @@ def bare_store(directory: Path, catalogue: Catalogue) -> StoreTarget:
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "there is no such directory"
         raise StoreError(f"{directory}: {what}. STORE is a directory, or with --config FILE the name of a store in it.")
-    return StoreTarget(remembered_config(directory), catalogue)
+    # What a command has changed is on disk when it ends.
+    return StoreTarget(attrs.evolve(remembered_config(directory), durability="fsync"), catalogue)
 
 
 @attrs.frozen
@@ -266,7 +267,9 @@ class StoreArgument:
             stores = ", ".join(map(str, paths))
             raise ConfigError(f"{self.store}: has several stores, but --refcounts has the counts of one. Name one of {stores}.")
         # An adopted store keeps the settings that it remembers.
-        configs = (remembered_config(p) if (p / SETTINGS).exists() else attrs.evolve(top.config, path=p) for p in paths)
+        configs = (
+            bare_store(p, top.catalogue).config if (p / SETTINGS).exists() else attrs.evolve(top.config, path=p) for p in paths
+        )
         return [attrs.evolve(top, config=config) for config in configs], not_read
 
 

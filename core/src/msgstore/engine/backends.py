@@ -30,6 +30,7 @@ from msgstore.contract import (
 from msgstore.directory import Settings
 from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue
+from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import FormatSet, OpenFormat
 from msgstore.scan.formats import OWN_RECORD, assigned_byte, check_bindings
 
@@ -108,6 +109,8 @@ def _encoder(config: StoreConfig, name: str, codec: BodyCodec, form: OpenFormat)
         except (MemoryError, StoreIOError):
             raise
         except Exception as error:  # third-party code may raise anything
+            if comes_from_outside(error):
+                raise
             raise BodyRefused(
                 f"{config.path}: the body codec {name!r} refused the body of {msg_id.hex()}, and the message was not taken: "
                 f"{type(error).__name__}: {error}. Change the body, or fix the codec."
@@ -136,6 +139,8 @@ def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes, bytes], bytes]:
         except (RecordError, MemoryError):
             raise
         except Exception as error:  # third-party code may raise anything
+            if comes_from_outside(error):
+                raise
             raise RecordError(CODEC_FAILED, f"{name} raised {type(error).__name__}: {error}") from error
         if not isinstance(body, bytes):
             raise RecordError(CODEC_FAILED, f"{name} returned {type(body).__name__}, not bytes")

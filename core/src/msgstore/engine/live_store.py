@@ -112,8 +112,9 @@ class LiveStore(Store):
         super().close()
 
     def abandon(self) -> None:
-        """Same as ``close``: there is nothing to lose."""
-        self.close()
+        """Close the store, also after an interrupt: there is nothing to lose."""
+        self._tracker.close()
+        super().abandon()
 
 
 def other_writer(directory: Path) -> StoreLocked | None:

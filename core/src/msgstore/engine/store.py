@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from operator import itemgetter
 from types import TracebackType
@@ -306,7 +306,8 @@ class Store:
                 self.close()
         except BaseException as problem:
             if not isinstance(problem, Exception):  # an interrupt that came before ``close`` had begun
-                self.abandon()
+                with suppress(MsgStoreError):
+                    self.abandon()
             raise
 
     def __repr__(self) -> str:

@@ -225,12 +225,13 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
 
 def comes_from_outside(error: BaseException) -> bool:
     """Return True for Ctrl-C and for what a signal handler raises. Any other exception is the plugin's, SystemExit too."""
-    called = [getattr(handler, "func", handler) for handler in map(signal.getsignal, signal.valid_signals())]  # of partials
-    handlers = {
+    handlers = map(signal.getsignal, signal.valid_signals())
+    called = [handler.func if isinstance(handler, functools.partial) else handler for handler in handlers]
+    codes = {
         getattr(each, "__code__", None) or getattr(type(each).__call__, "__code__", None) for each in called if callable(each)
     }
     return isinstance(error, KeyboardInterrupt) or any(
-        frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)
+        frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)
     )
 
 

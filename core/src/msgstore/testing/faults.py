@@ -159,7 +159,9 @@ def _copy_with_holes(source: str, target: str) -> None:
         while end < size:
             try:
                 begin = os.lseek(reading.fileno(), end, os.SEEK_DATA)
-            except OSError:  # the rest is a hole
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # the rest is a hole
+                    raise
                 break
             end = os.lseek(reading.fileno(), begin, os.SEEK_HOLE)
             os.pwrite(writing.fileno(), os.pread(reading.fileno(), end - begin, begin), begin)

@@ -38,6 +38,7 @@ from msgstore.engine.compact.policy_actions import numbers_of, validate_actions
 from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
+from msgstore.plugins.loader import comes_from_outside
 
 log = logging.getLogger("msgstore.collection")
 
@@ -112,7 +113,9 @@ class GarbageCollector:
         """Return the actions of the policy that can be carried out; none if it raises: it must not end the collector."""
         try:
             actions: list[object] = list(self._policy.plan(stats, time.time()))
-        except Exception:
+        except Exception as error:
+            if comes_from_outside(error):
+                raise
             name = type(self._policy).__name__
             log.exception("the GC policy %s failed; nothing is collected but empty segments", name)
             return []

@@ -241,13 +241,15 @@ def _switch(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Seq
         if not count == there == len(ids):
             raise ValueError(f"{count} of {len(ids)} live records are said to have moved, {there} are where they were moved to")
     except BaseException as error:
-        if isinstance(error, MemoryError) or comes_from_outside(error):
-            raise
+        if comes_from_outside(error):
+            raise  # and the store ends
         astray = [at for at, msg_id in enumerate(ids) if index.get(msg_id) != old[at]]
         index.enter([ids[at] for at in astray], [old[at] for at in astray], [references[at] for at in astray])
         lost = sum(index.get(ids[at]) != old[at] for at in astray)
         if lost:
             raise damaged_index(segment.path, f"{lost} live records are not where it said") from error
+        if isinstance(error, MemoryError):
+            raise
         catalogue = context.segments.formats.catalogue
         reason = catalogue.broken(catalogue.index(context.index_name), "failed in relocate", error)
         raise InconsistentSegment(segment, str(reason), damaged=False) from error

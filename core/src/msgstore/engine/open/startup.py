@@ -117,14 +117,14 @@ def open_directory(
         begin = time.perf_counter()
         run = RecoveryRun(segments, index, shutdown_files, counts, progress, keeps_copy=not read_only)
         recovery = recover_index(run, config, catalogue, state, remembered.index if remembered else config.index.name)
+        if lock is not None and config.durability != "os":
+            # A killed process left records in the page cache: a second write of them would be confirmed without a sync.
+            segments.sync_found({*recovery.scanned, *recovery.hinted})
         seconds = time.perf_counter() - begin
         if recovery.how != "new" and (recovery.how != "trust" or recovery.scanned):
             telemetry.note(RecoveryFinishedEvent, recovery=attrs.asdict(recovery), seconds=seconds)
         accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), resources, lock, lock_text)
-        if lock is not None and config.durability != "os":
-            # A killed process left records in the page cache: a second write of them would be confirmed without a sync.
-            segments.sync_found({*recovery.scanned, *recovery.hinted})
         if lock is not None and remembered and remembered.index != config.index.name and not shutdown_files.foreign:
             _switch_index(opened, catalogue)
             resources.close()

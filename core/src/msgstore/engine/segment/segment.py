@@ -19,6 +19,7 @@ import attrs
 from msgstore.contract import BrokenPlugin, SegmentStats, StoreError, StoreIOError
 from msgstore.directory import ERASE_SUFFIX, TEMP_SUFFIX, segments_ending
 from msgstore.files import Files
+from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat
 
 _ZEROS = bytes(2**20)
@@ -89,7 +90,7 @@ class io_errors:  # noqa: N801 - used as a function; a generator would cost a fl
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not comes_from_outside(error):
             raise io_error(self._path, self._offset, error) from error
         if isinstance(error, BrokenPlugin):
             raise BrokenPlugin(f"{self._path}: {error}") from error.__cause__

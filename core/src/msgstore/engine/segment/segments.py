@@ -225,9 +225,12 @@ class Segments:
             raise io_error(path, None, error) from error
 
     def sync_found(self, names: Container[str]) -> None:
-        """Sync segments of a process that is gone, and their names. Called before their records are committed."""
+        """Sync segments of a process that is gone, and all names. Called before a complete index has their records."""
         self.unsynced |= {segment.number: segment for segment in self if segment.path.name in names}
-        self.sync_written()
+        if self.unsynced:
+            self.sync_written()
+        else:
+            self.sync_directory()
 
     def sync_written(self) -> None:
         """Sync the segments in ``unsynced``, names included. Caller holds the flush lock."""

@@ -19,6 +19,7 @@ from threading import get_ident
 from types import TracebackType
 
 from msgstore.contract import MsgStoreError, StoreClosed
+from msgstore.plugins.loader import comes_from_outside
 
 log = logging.getLogger("msgstore.store")
 
@@ -104,7 +105,8 @@ class Lifecycle:
 
         Does nothing in a callback, or if it has ended already. Caller holds no lock, and raises ``error`` again.
         """
-        if isinstance(error, Exception) or in_callback or self.interrupted is not None:
+        is_inside = isinstance(error, Exception) and not comes_from_outside(error)
+        if is_inside or in_callback or self.interrupted is not None:
             return
         self.callbacks.threads.discard(get_ident())  # the exception may have come where a callback begins or ends
         self.interrupted = StoreClosed(

@@ -178,6 +178,8 @@ class Writer:
                         self._drain()
         except Exception as error:
             self.set_failing(self._lifecycle.refusal is None)
+            if self._lifecycle.interrupted is not None:
+                raise
             if not self._flush_each_call:
                 if not isinstance(error, StoreClosed):
                     log.warning("%s: writing failed, and is tried again before the next write: %s", self._config.path, error)
