@@ -15,7 +15,7 @@ import pytest
 
 import msgstore
 from msgstore.config import store_config
-from msgstore.directory import SETTINGS
+from msgstore.directory import SETTINGS, SETTINGS_COPY
 from msgstore.engine.opening import open_configured
 from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.salvage import plan_salvage
@@ -40,7 +40,7 @@ def broker(tmp_path: Path) -> Path:
 def made_by_hand(path: Path, *bodies: bytes) -> Path:
     """A directory with segments and without ``msgstore.json``."""
     filled(path, [(number.to_bytes(16), body) for number, body in enumerate(bodies)], body="raw")
-    for name in (SETTINGS, "msgstore.lock", "clean.dot"):
+    for name in (SETTINGS, SETTINGS_COPY, "msgstore.lock", "clean.dot"):
         (path / name).unlink()
     return path
 

@@ -109,6 +109,16 @@ def test_opening_that_cannot_sync_commits_nothing(kind, messages, tmp_path):
     assert ("sync", "0.sqs", 0) in files.operations
 
 
+def test_reader_with_fsync_syncs_no_index(tmp_path):
+    """A killed process with another durability left it: that is for the next writer."""
+    store = open_with(tmp_path, index="lmdb")
+    store.client().write(KEPT, b"body")
+    store.flush()
+    store.abandon()
+    with unchanged(tmp_path), open_with(tmp_path, index="lmdb", mode="r", durability="fsync") as reader:
+        assert reader.read(KEPT) == b"body"
+
+
 def test_command_syncs_what_it_changes(tmp_path, monkeypatch):
     """Also a store that a killed process left, and whose application has another durability."""
     small_store(tmp_path, {})

@@ -263,9 +263,11 @@ def test_interrupt_before_close_begins_unlocks(tmp_path: Path, monkeypatch: pyte
 
 def test_interrupt_while_a_reader_closes_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_with(tmp_path, index="lmdb").close()
-    with pytest.raises(KeyboardInterrupt), open_with(tmp_path, index="lmdb", mode="r") as store:
-        calls = iter([interrupt, *[store._opened.resources.close] * 5])
-        monkeypatch.setattr(store._opened.resources, "close", lambda: next(calls)())
+    reader = open_with(tmp_path, index="lmdb", mode="r")
+    calls = iter([interrupt, *[reader._opened.resources.close] * 5])
+    monkeypatch.setattr(reader._opened.resources, "close", lambda: next(calls)())
+    with pytest.raises(KeyboardInterrupt), reader:
+        pass
     with open_with(tmp_path, index="lmdb"):
         pass
 

@@ -72,6 +72,7 @@ def test_the_record_types_of_a_directory_or_a_configuration(record: str, forgets
     filled(tmp_path / "in", [(id_of(1), b"one")], **bound)
     if forgets:
         (tmp_path / "in" / "msgstore.json").unlink()
+        (tmp_path / "in" / "msgstore.json.copy").unlink()
     config = tmp_path / "c.toml"
     form = f"{{ use = 'v2', records = {{ {record} = {200 if forgets else '{}'} }} }}"
     config.write_text(f"[stores.a]\npath = 'in'\nrecord = '{record}'\nformat = {form}\n")

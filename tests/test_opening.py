@@ -421,7 +421,7 @@ def test_new_store_syncs_every_parent_it_made(durability, tmp_path):
 def test_parents_that_cannot_be_synced_are_removed(tmp_path):
     """Or the next opening would find them, and take them for durable."""
     with pytest.raises(msgstore.StoreError, match=os.strerror(errno.EIO)):
-        open_with(tmp_path / "a" / "store", FailingFiles(1))
+        open_with(tmp_path / "a" / "store", FailingFiles(2))
     assert list(tmp_path.iterdir()) == []
     open_with(tmp_path / "a" / "store").close()
 

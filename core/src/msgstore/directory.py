@@ -193,7 +193,7 @@ def read_settings(files: Files, directory: Path, name: str = SETTINGS) -> Settin
             members = parse_settings(data)
     except (FileNotFoundError, ValueError) as error:
         is_missing, copy = isinstance(error, FileNotFoundError), None
-        with suppress(OSError, DamagedSettings):
+        with suppress(DamagedSettings):
             copy = read_settings(files, directory, SETTINGS_COPY) if name == SETTINGS else None
         if is_missing and copy is None:
             return None

@@ -138,7 +138,7 @@ class LmdbIndex:
             if not context.read_only:
                 raise
             return
-        if context.sync and self._mark.exists:
+        if context.sync and not context.read_only and self._mark.exists:
             environment.sync()
             self._mark.remove()
         self._environment = environment
