@@ -106,6 +106,8 @@ def test_fields_of_third_party_are_columns(load, tmp_path):
         with pytest.raises(PySparkException, match=message):
             load(store, schema=schema).count()
     (store / "msgstore.json").unlink()
+    assert load(store, schema=METADATA).count() == 300, "the copy has the bindings"
+    (store / "msgstore.json.copy").unlink()
     assert load(store, schema=METADATA).count() == 0
     assert load(store, records="checksum=4, audit=200").where("actor = 'billing'").count() == 300
 
