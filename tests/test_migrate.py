@@ -47,6 +47,16 @@ def test_counts_go_along(name: str, killed: bool, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "out.counts"]
 
 
+@pytest.mark.parametrize("name", ["ets", "lmdb"])
+def test_counts_of_store_without_settings_go_along(name: str, tmp_path: Path) -> None:
+    """The copy of the settings is there. The missing file is reported, so the exit status is 1."""
+    truth = make(tmp_path / "in", name, killed=False)
+    (tmp_path / "in" / "msgstore.json").unlink()
+    result = migrate(tmp_path / "in", tmp_path / "out")
+    assert (result.exit_code, "msgstore.json" in result.output) == (1, True), result.output
+    assert counts_of(tmp_path / "out") == truth
+
+
 @pytest.mark.parametrize(
     ("name", "lost"), [("ets", "1.sqs"), ("ets", "*.sqs"), ("ets", ""), ("lmdb", "1.sqs"), ("lmdb", "*.sqs")]
 )

@@ -48,10 +48,10 @@ _SEGMENT = re.compile(r"(\d{1,18})(\.[A-Za-z0-9_]+)")
 class DamagedSettings(StoreError):
     """A ``msgstore.json`` that is empty, torn or changed, or missing beside its copy."""
 
-    def __init__(self, message: str, reason: str = "", copy: Settings | None = None) -> None:
+    def __init__(self, message: str, reason: str, copy: Settings | None) -> None:
         super().__init__(message)
         self.reason = reason
-        """What is wrong with the file."""
+        """The damage in words, such as ``its checksum is wrong``."""
         self.copy = copy
         """Settings in ``msgstore.json.copy``; None if that is missing or damaged."""
 
@@ -169,6 +169,11 @@ def check_writable(
             raise StoreMismatch(
                 f"{directory}: {segment.path.name} has the highest possible number. Use 'msgstore salvage' to make a new store."
             )
+
+
+def has_settings(directory: Path) -> bool:
+    """Return True if msgstore has opened the directory for writing. A directory that only a broker has used has none."""
+    return any((directory / name).exists() for name in (SETTINGS, SETTINGS_COPY))
 
 
 def known_settings(files: Files, directory: Path, *, warns: bool = True) -> Settings | None:

@@ -15,7 +15,7 @@ import click
 from msgstore.cli import output
 from msgstore.config import StoreConfig, read_config
 from msgstore.contract import ConfigError, Duration, StoreError
-from msgstore.directory import SETTINGS, Settings, known_settings, list_segments
+from msgstore.directory import Settings, has_settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import LiveMode, open_configured, remembered_config
@@ -200,7 +200,7 @@ class StoreTarget:
 
     def has_store(self) -> bool:
         """Return False for a directory without segments that msgstore has not opened. An opening reports a missing one."""
-        if not self.path.is_dir() or any((self.path / name).exists() for name in (SETTINGS, CLEAN)):
+        if not self.path.is_dir() or has_settings(self.path) or (self.path / CLEAN).exists():
             return True
         return bool(list_segments(Files(), self.path, resolve(self.config, self.catalogue, None).formats.extensions))
 
@@ -267,9 +267,7 @@ class StoreArgument:
             stores = ", ".join(map(str, paths))
             raise ConfigError(f"{self.store}: has several stores, but --refcounts has the counts of one. Name one of {stores}.")
         # An adopted store keeps the settings that it remembers.
-        configs = (
-            bare_store(p, top.catalogue).config if (p / SETTINGS).exists() else attrs.evolve(top.config, path=p) for p in paths
-        )
+        configs = (bare_store(p, top.catalogue).config if has_settings(p) else attrs.evolve(top.config, path=p) for p in paths)
         return [attrs.evolve(top, config=config) for config in configs], not_read
 
 

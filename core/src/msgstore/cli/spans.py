@@ -18,7 +18,7 @@ import msgstore
 from msgstore.cli import output
 from msgstore.cli.options import bare_store
 from msgstore.contract import Columns, MsgStoreError
-from msgstore.directory import SETTINGS
+from msgstore.directory import has_settings
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.segment.segment import Segment
 from msgstore.jobs.policy_forecast import forecast, make_policy_input
@@ -59,7 +59,7 @@ def live_records(
     directory: Path, catalogue: Catalogue, refcounts: list[tuple[bytes, int]] | None = None
 ) -> LiveReferences | None:
     """Return the live records of a store, or None if no trustworthy index or counts exist."""
-    if refcounts is None and not any((directory / name).exists() for name in (SETTINGS, SAVED_COUNTS)):
+    if refcounts is None and not (has_settings(directory) or (directory / SAVED_COUNTS).exists()):
         return None
     try:
         with bare_store(directory, catalogue).open("r", refcounts, live="never") as store:

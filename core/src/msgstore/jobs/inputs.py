@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
-from msgstore.directory import SETTINGS, DamagedSettings, Settings, read_settings, unread_segments
+from msgstore.directory import SETTINGS, SETTINGS_COPY, DamagedSettings, Settings, read_settings, unread_segments
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.paths import is_glob, matches, unreadable_directories
@@ -201,7 +201,9 @@ class _Search:
             return False
         files = {name: size for name, (size, _) in listed.items()} | refused
         names = {name for name in files if name in listed or refused[name].errno != errno.EISDIR}
-        if not (names & {SETTINGS, CLEAN} or any(map(self._is_segment, names)) or self._unread(directory, names)):
+        if not (
+            names & {SETTINGS, SETTINGS_COPY, CLEAN} or any(map(self._is_segment, names)) or self._unread(directory, names)
+        ):
             return False
         self._sizes(directory)
         self._add_files(directory, files)

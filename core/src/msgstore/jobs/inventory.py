@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from msgstore.contract import Capability, Columns, MsgStoreError, SegmentStats
-from msgstore.directory import SETTINGS
+from msgstore.directory import has_settings
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
@@ -246,7 +246,7 @@ def _own_counts(directory: Path, catalogue: Catalogue) -> dict[str, SegmentStats
     Such an index is persistent, or was saved at a clean shutdown.
     """
     try:
-        if not (directory / SETTINGS).exists():
+        if not has_settings(directory):
             return None
         config = remembered_config(directory)
         persistent = Capability.PERSISTENT in catalogue.index(config.index.name).capabilities

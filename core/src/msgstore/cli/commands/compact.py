@@ -14,7 +14,7 @@ from msgstore.cli.commands.copies import run_salvage
 from msgstore.cli.commands.scan import span_reports
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, StoreError
-from msgstore.directory import SETTINGS
+from msgstore.directory import has_settings
 from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.store import Store
@@ -142,7 +142,7 @@ def _copy(
     """Copy the store to DEST with a salvage job that fails unless every counted message is copied."""
     with contextlib.ExitStack() as stack:
         counts = target.refcounts_file
-        if counts is None and any((target.path / name).exists() for name in (SETTINGS, SAVED_COUNTS)):
+        if counts is None and (has_settings(target.path) or (target.path / SAVED_COUNTS).exists()):
             check_destination(destination, [target.path])
             # Next to the destination, where every worker of a runner can read the counts.
             neighbour = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
@@ -166,7 +166,7 @@ def _write_counts(target: options.StoreTarget, file: Path) -> None:
     """Write the counts that the store or a broker saved. Raises StoreError if the store has lost its counts: with one reference
     each, dead messages would return, and losses would not be noticed."""
     with target.open("r") as store, file.open("w", encoding="ascii") as lines:
-        if (target.path / SETTINGS).exists() and not store.stats().recovery.counts_are_kept:
+        if has_settings(target.path) and not store.stats().recovery.counts_are_kept:
             raise StoreError(
                 f"{target.path}: its counts are lost: the index must be rebuilt from the segments, because a process was "
                 "killed with the store open, or a file is missing or was changed. Give counts (--refcounts FILE), or copy all "

@@ -22,7 +22,7 @@ from msgstore.cli.checking import DamagedSpan, Inconsistency, SegmentCheck, chec
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
 from msgstore.config import structure
 from msgstore.contract import Buffer, ConfigError
-from msgstore.directory import SETTINGS
+from msgstore.directory import has_settings
 from msgstore.engine.store import Store
 from msgstore.files import Files
 
@@ -169,7 +169,7 @@ _COLUMNS = output.columns(
 
 def _verify(target: options.StoreTarget, out: output.Output, rate: int | None, state: ScrubState, saves: bool) -> bool:
     """Check one store from ``state`` on, always a whole number of segments. Returns False if anything is wrong."""
-    keeps = saves and (target.path / SETTINGS).exists()  # nothing is written to a broker's directory
+    keeps = saves and has_settings(target.path)  # nothing is written to a broker's directory
     resumed, before, begin = state.behind if state.behind >= 0 else None, state.bytes, time.monotonic()
 
     def save() -> None:

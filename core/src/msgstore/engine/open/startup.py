@@ -118,7 +118,8 @@ def open_directory(
         run = RecoveryRun(segments, index, shutdown_files, counts, progress, keeps_copy=not read_only)
         recovery = recover_index(run, config, catalogue, state, remembered.index if remembered else config.index.name)
         if lock is not None and config.durability != "os":
-            # A killed process left records in the page cache: a second write of them would be confirmed without a sync.
+            # A killed process left records, or a name, in the page cache only. A second write of such a record appends nothing,
+            # and would be confirmed without a sync.
             segments.sync_found({*recovery.scanned, *recovery.hinted})
         seconds = time.perf_counter() - begin
         if recovery.how != "new" and (recovery.how != "trust" or recovery.scanned):

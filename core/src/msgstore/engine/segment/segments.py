@@ -225,7 +225,8 @@ class Segments:
             raise io_error(path, None, error) from error
 
     def sync_found(self, names: Container[str]) -> None:
-        """Sync segments of a process that is gone, and all names. Called before a complete index has their records."""
+        """Sync the segments of these names, which another process wrote, and the directory. Called before their records are
+        used."""
         self.unsynced |= {segment.number: segment for segment in self if segment.path.name in names}
         if self.unsynced:
             self.sync_written()
