@@ -176,11 +176,14 @@ def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> N
         lasts.append(time.perf_counter() - begin)
     opened: list[msgstore.Store] = []
     for _ in range(SIGNALS):
-        while not is_interrupted(lambda: opened.append(open_with(run.path, **keys)), rng.uniform(1e-6, min(lasts)), outside):
-            opened.pop().close()
-        assert not opened
-        # Without ``ident`` it never ran: the standard library keeps the name of a thread whose ``start`` was interrupted.
-        until(lambda: not any("msgstore" in thread.name and thread.ident for thread in threading.enumerate()))
+        while (
+            not is_interrupted(lambda: opened.append(open_with(run.path, **keys)), rng.uniform(1e-6, min(lasts)), outside)
+            or opened
+        ):
+            opened.pop().close()  # the signal came when the store was open, or not yet
+        # An interrupt in ``Thread.start`` may leave a lock of the standard library held, for which the new thread then waits
+        # before it runs anything: it has an ``ident``, but is not alive.
+        until(lambda: not any("msgstore" in thread.name and thread.is_alive() for thread in threading.enumerate()))
         with open_with(run.path, **keys) as store:
             assert {entry.msg_id: entry.references for entry in store.entries()} == truth
 
