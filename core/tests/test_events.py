@@ -259,6 +259,23 @@ def test_store_opens_without_thread_for_observers(tmp_path, recorder, monkeypatc
     assert "no observer is called: can't start new thread" in caplog.text
 
 
+def test_interrupt_in_start_of_the_observers_thread_leaves_none(tmp_path, recorder, monkeypatch):
+    """Where ``threading.Condition`` turns it into a RuntimeError while the thread runs already."""
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(RuntimeError, match="release unlocked lock"):
+        open_observed(tmp_path, recorder)
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith(str(tmp_path))]
+
+
 def test_store_not_saved_fires_closed_once(tmp_path, recorder):
     class NoRename(Files):
         def replace(self, source, target):

@@ -119,6 +119,8 @@ class Telemetry:
             try:
                 self._thread.start()
             except RuntimeError as error:  # no thread is available: the store opens all the same
+                if error.__context__ is not None:  # or the thread runs, and ``threading`` has stumbled over an interrupt
+                    raise
                 self.counters.observer_failures, self._is_finished = 1, True
                 _observers_log.warning("%s: no observer is called: %s", self.store, error)
 
