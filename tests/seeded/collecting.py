@@ -27,7 +27,7 @@ swap-is-not-committed-before-the-cut: With a persistent index a crash behind a c
   = context.commit() => pass
 records-move-onto-each-other: After a compaction messages have the places of others, and cannot be read.
   plan_moves  core/tests/test_moves.py::test_plan_of_known_segment
-  = places[staying], end = place_end - size, => places[staying], end = gaps[gap][0],
+  = places[staying] = offset - room => places[staying] = offset - rooms[gap]
 cut-takes-the-last-record-that-stays: A compaction cuts off the last message that stayed where it was.
   plan_moves  core/tests/test_moves.py::test_plan_of_known_segment
   = end = max(end, starts[staying]) => end = max(end, offsets[staying - 1])

@@ -38,8 +38,8 @@ confirms-come-twice: The last message of each flush is confirmed once more by th
 @ msgstore.engine.write.writer
 bound-of-unconfirmed-is-ignored: More bytes are unconfirmed than max_unconfirmed allows.
   Writer._after_change  tests/test_clients.py::test_unconfirmed_bytes_stay_within_the_bound
-  -  or flusher.uncommitted_bytes > self._flush_at:
-  + :
+  -  or flusher.uncommitted_bytes > self._flush_at
+  +
 absent-ids-are-not-told: Removing an id more often than it has references raises nothing.
   Writer._release  tests/test_store.py::test_removal_of_absent_references_names_them
   = return len(ids), released.missing => return len(ids), []

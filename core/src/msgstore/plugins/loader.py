@@ -166,9 +166,12 @@ class _PluginManager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         """Return the options of a hook implementation; None for other names.
 
-        Skips names that a module only computes (``__getattr__``): pluggy would import what they stand for, at each opening.
+        Of a module only functions and methods are examined: pluggy takes milliseconds for all names that it imports, and would
+        import what a name stands for that the module only computes (``__getattr__``).
         """
-        if isinstance(plugin, types.ModuleType) and name not in vars(plugin):
+        if isinstance(plugin, types.ModuleType) and not isinstance(
+            vars(plugin).get(name), types.FunctionType | types.MethodType
+        ):
             return None
         return super().parse_hookimpl_opts(plugin, name)
 

@@ -111,6 +111,8 @@ class LiveAccounting:
         self._deleted: list[Segment] = []
         self._empty: set[Segment] = set()
         self._freed_bytes = 0
+        self.appended_bytes = 0
+        """Charged bytes of the messages that were appended since the last commit. Guarded by the state lock."""
 
     @property
     def is_changed(self) -> bool:
@@ -235,7 +237,7 @@ class LiveAccounting:
                 self._has_frozen = True
             self._dirty.clear()
             self._deleted.clear()
-            self._recounted = False
+            self._recounted, self.appended_bytes = False, 0
         if not is_needed:
             return
         with io_errors(self.segments.directory):

@@ -63,6 +63,7 @@ class BatchWriter:
         with self._accounting.state_lock, io_errors(self._segments.directory):
             rewrite = self._enter(ids, known, locations, runs)
             self._buffer.estimated_bytes -= charged
+            self._accounting.appended_bytes += charged
             self._buffer.mean_charge = charged / len(ids)
         return processed, rewrite
 

@@ -2,7 +2,7 @@
 
 One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step;
 with ``fsync`` they ask for a background flush instead. At ``max_unconfirmed`` bytes of changes that no commit covers yet, the
-calling thread flushes. With a persistent index a quarter of that asks for a background flush.
+calling thread flushes. With a persistent index it asks for a background flush when a quarter of that was appended.
 """
 
 from __future__ import annotations
@@ -162,14 +162,15 @@ class Writer:
         """Flush or drain if it is time. If each call flushes, an error says ``outcome``; otherwise it is logged, and the next
         ``write`` flushes first, and raises if that fails again."""
         flusher, buffer = self.flusher, self.buffer
-        is_past_quarter = self._flush_each_call or flusher.uncommitted_bytes > self._flush_at // 4
-        if not (is_past_quarter or buffer.estimated_bytes > BUFFER_TARGET):
+        must_flush = self._flush_each_call or flusher.uncommitted_bytes > self._flush_at
+        may_commit = self._accounting.is_persistent and self._accounting.appended_bytes > self._flush_at // 4
+        if not (must_flush or may_commit or buffer.estimated_bytes > BUFFER_TARGET):
             return
         try:
             with self._lifecycle.guard():
-                if self._flush_each_call or flusher.uncommitted_bytes > self._flush_at:
+                if must_flush:
                     flusher.flush_or_defer()
-                elif is_past_quarter and self._accounting.is_persistent:
+                elif may_commit:
                     self.background.request()
                 if buffer.estimated_bytes > BUFFER_TARGET:
                     if self._config.durability == "fsync":
