@@ -23,6 +23,7 @@ OURS = {
     "msgstore-lmdb-index": ["index:lmdb"],
     "msgstore-prometheus-observer": ["observer:msgstore-prometheus-observer"],
     "acme-audit-record": ["record:audit", "record:audit[actor=billing]"],
+    "acme-aes-body": ["body:aes-gcm[key=00000000000000000000000000000000]"],
     "acme-zstd-body": ["body:zstd"],
     "foreign-backends": ["format:ledger", "index:sqlite"],
 }

@@ -18,7 +18,7 @@ DISTRIBUTIONS = {
 }
 
 
-OTHERS = {"acme-zstd-body", "msgstore-erlang-body", "msgstore-prometheus-observer"}
+OTHERS = {"acme-aes-body", "acme-zstd-body", "msgstore-erlang-body", "msgstore-prometheus-observer"}
 """Of no cell: installed where everything is."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import os
 import tomllib
 import typing
 from collections.abc import Callable, Hashable, Mapping
@@ -44,9 +45,25 @@ class Backend:
     """Selection of a backend: a name, or a table with ``use`` and the backend's own options."""
 
     name: str
-    options: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     named: bool = attrs.field(default=True, eq=False, repr=False)
-    """False if the configuration names none and this is the default."""
+    """False if the configuration names none and this is the default, or what the directory remembers."""
+    base: Path = attrs.field(default=Path(), repr=False)
+    """Directory of the configuration file. Paths among the options are relative to it."""
+
+
+def backend_of(given: str | Backend) -> Backend:
+    """Return the backend that a command line names: NAME, or a JSON object with ``use`` and options. Raises ConfigError."""
+    if isinstance(given, Backend):
+        return given
+    if not given.lstrip().startswith("{"):
+        return Backend(given)
+    try:  # the text may hold a secret: no error shows it
+        return _structure_backend(json.loads(given), Path())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"a backend's options are not JSON: {error}") from None
+    except ValueError:
+        raise ConfigError('a backend with options is a JSON object with the member "use", its name') from None
 
 
 def _backend(name: str) -> Any:
@@ -168,16 +185,15 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
             f"{where} record: {dict(given)!r} is not a name. Write record = {json.dumps(name, default=str)} and "
             f'format = {{ use = "{form}", records = {{ {name} = {bound} }} }}.'
         )
-    config = structure(StoreConfig, table, where)
-    try:
-        path = base / config.path.expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"{where} path: {str(config.path)!r}: there is no such user. Write the full directory.") from error
-    return attrs.evolve(config, path=path, where=where)
+    return attrs.evolve(structure(StoreConfig, table, where, base), where=where)
 
 
-def structure(options: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Return ``table`` as an instance of the attrs class ``options``. Raises ConfigError with ``where`` and the key."""
+def structure(options: type[T], table: Mapping[str, Any], where: str, base: Path = Path()) -> T:
+    """Return ``table`` as an instance of the attrs class ``options``. Raises ConfigError with ``where`` and the key.
+
+    Paths become relative to ``base``, and ``~`` is expanded. For text there may be ``{ env = "NAME" }``, an environment
+    variable, or ``{ file = "PATH" }``, a file, without the line break at its end. A member that is an attrs class is a table.
+    """
     fields = attrs.fields_dict(cast("type[attrs.AttrsInstance]", options))
     refuse_unknown(table, fields, where)
     missing = [name for name, field in fields.items() if field.default is attrs.NOTHING and name not in table]
@@ -188,7 +204,7 @@ def structure(options: type[T], table: Mapping[str, Any], where: str) -> T:
         hints = _hints(cast("Hashable", options))
         for name, value in table.items():
             place = f"{where} {name}"
-            values[name] = _typed(hints[name], value, place)
+            values[name] = _typed(hints[name], value, place, base)
         place = where
         try:
             return options(**values)
@@ -230,11 +246,11 @@ def _nearest(name: object, known: typing.Iterable[str]) -> str:
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
-def _typed(kind: Any, value: object, where: str) -> Any:
+def _typed(kind: Any, value: object, where: str, base: Path = Path()) -> Any:
     if typing.get_origin(kind) is list and not isinstance(value, list | tuple):  # text would be split into letters
         raise ConfigError(f"{where}: {value!r} is not a list. Write [{json.dumps(value, default=str)}].")
     try:
-        return _converter.structure(value, kind)
+        return _converter(base).structure(value, kind)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -271,32 +287,63 @@ def _structure_durability(value: object, _: object) -> Any:
     raise ValueError(f"""{value!r} is not one of 'os', 'fsync', {{ fsync_every = "100ms" }}{near}""")
 
 
-def _structure_backend(value: object, _: object) -> Backend:
+def _structure_backend(value: object, base: Path) -> Backend:
     if isinstance(value, Backend):
         return value
     if isinstance(value, str):
         return Backend(value)
     if isinstance(value, Mapping) and isinstance(value.get("use"), str):
-        return Backend(value["use"], {key: option for key, option in value.items() if key != "use"})
+        return Backend(value["use"], {key: option for key, option in value.items() if key != "use"}, base=base)
     raise ValueError(f'{value!r} is neither a name nor a table with the key use, such as {{ use = "NAME" }}')
 
 
-def _structure_path(value: object, _: object) -> Path:
+def _path(value: object, base: Path) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError(f"{value!r} is not a path")
     if "\0" in str(value):
         raise ValueError(f"{value!r} is not a path: it contains a NUL character")
-    return Path(value)
+    try:
+        return base / Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{str(value)!r}: there is no such user. Write the full directory.") from error
 
 
-_converter = cattrs.Converter(detailed_validation=False)  # the first error, as itself
-_converter.register_structure_hook(Size, lambda value, _: parse_size(value))
-_converter.register_structure_hook(Duration, lambda value, _: parse_duration(value))
-_converter.register_structure_hook(Backend, _structure_backend)
-_converter.register_structure_hook(Path, _structure_path)
-_converter.register_structure_hook(int, _exactly(int, "an integer"))
-_converter.register_structure_hook(bool, _exactly(bool, "true or false"))
-_converter.register_structure_hook(float, _exactly(float, "a number", float, int))
-_converter.register_structure_hook(str, _exactly(str, "text"))
-_converter.register_structure_hook_func(_is_literal, _literal)
-_converter.register_structure_hook_func(lambda kind: kind == Durability, _structure_durability)
+def _text(value: object, base: Path) -> str:
+    if isinstance(value, Mapping) and list(value) in (["env"], ["file"]):  # what must not be in the configuration file
+        [(source, name)] = value.items()
+        if source == "env" and isinstance(name, str):
+            if name not in os.environ:
+                raise ValueError(f"the environment variable {name} is not set")
+            return os.environ[name]
+        path = _path(name, base)
+        try:
+            return path.read_text(encoding="utf-8").removesuffix("\n")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return str(_exactly(str, "text")(value, str))
+
+
+def _nested(value: object, kind: type[T], base: Path) -> T:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is not a table")
+    try:
+        return structure(kind, value, "", base)
+    except ConfigError as error:
+        raise ValueError(str(error).lstrip(": ")) from error
+
+
+@functools.cache
+def _converter(base: Path) -> cattrs.Converter:
+    converter = cattrs.Converter(detailed_validation=False)  # the first error, as itself
+    converter.register_structure_hook_func(attrs.has, lambda value, kind: _nested(value, kind, base))
+    converter.register_structure_hook(Size, lambda value, _: parse_size(value))
+    converter.register_structure_hook(Duration, lambda value, _: parse_duration(value))
+    converter.register_structure_hook(Backend, lambda value, _: _structure_backend(value, base))
+    converter.register_structure_hook(Path, lambda value, _: _path(value, base))
+    converter.register_structure_hook(int, _exactly(int, "an integer"))
+    converter.register_structure_hook(bool, _exactly(bool, "true or false"))
+    converter.register_structure_hook(float, _exactly(float, "a number", float, int))
+    converter.register_structure_hook(str, lambda value, _: _text(value, base))
+    converter.register_structure_hook_func(_is_literal, _literal)
+    converter.register_structure_hook_func(lambda kind: kind == Durability, _structure_durability)
+    return converter

@@ -25,7 +25,7 @@ RELATIONS = ("records", "damage", "segments")
 OPTIONS = {
     "path": "argument of `.load()`: a segment, a store, a tree of stores, or a glob; or several, with commas or as a list",
     "relation": "`records` (default), `damage`, or `segments`",
-    "body": "body codec whose columns are added, such as `erlang`",
+    "body": "body codec whose columns are added, such as `erlang`, or a JSON object with `use` and its options",
     "records": "type bytes of record types that a directory does not remember: `audit=200,other=201`",
     "taskSize": "size of a task's input: bytes, or text; default `64MiB`, more if no body is read; segments are not split",
     "maxFilesPerTrigger": "for streams: maximum number of segments in a micro-batch",
@@ -37,7 +37,7 @@ WRITE_OPTIONS = {
     "format": "the format of its segments",
     "record": "the record type of its messages",
     "records": "the type bytes of record types: audit=200,other=201",
-    "body": "the codec that it remembers; bodies are stored unchanged, and must be valid for it",
+    "body": "the codec that it remembers, as above; bodies are stored unchanged, and must be valid for it",
     "fileSizeLimit": "size at which a segment is sealed: bytes, or text such as 16MiB",
     "ignoreOthers": "true: other columns are ignored",
 }
@@ -51,7 +51,7 @@ class ReadOptions:
     """Absolute paths, because executors have other working directories."""
     relation: str = "records"
     body: str | None = None
-    """Body codec whose fields become columns."""
+    """Body codec whose fields become columns: its name, or a JSON object with ``use`` and its options."""
     records: tuple[tuple[str, int], ...] = ()
     """(name, type byte) of record types that the directories do not remember."""
     task_size: int | None = None

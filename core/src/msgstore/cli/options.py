@@ -13,7 +13,7 @@ import attrs
 import click
 
 from msgstore.cli import output
-from msgstore.config import StoreConfig, read_config
+from msgstore.config import Backend, StoreConfig, backend_of, read_config
 from msgstore.contract import ConfigError, Duration, StoreError
 from msgstore.directory import Settings, has_settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
@@ -43,6 +43,38 @@ def file(*names: str, metavar: str = "FILE", **keys: Any) -> Decorator[Any]:
 def named(option: str, default: str | None, text: str) -> Decorator[Any]:
     """Return an option whose value is the name of a backend."""
     return click.option(option, default=default, metavar="NAME", show_default=default is not None, help=text)
+
+
+@attrs.frozen
+class BodyOptions:
+    """Values of ``--body`` and ``--config``."""
+
+    body: str | None = None
+    config_file: Path | None = None
+
+    def codec(self) -> Backend | None:
+        """Return the codec with its options. With ``--config`` they are those of a store in the file that has this codec."""
+        if self.body is None:
+            return None
+        found = backend_of(self.body)
+        if self.config_file is None or found.options:
+            return found
+        configs = [config.body for config in read_config(self.config_file).stores.values() if config.body.name == found.name]
+        if not configs or any(one != configs[0] for one in configs):
+            what = "several stores with this codec, and different options" if configs else "no store with this codec"
+            raise ConfigError(
+                f"{self.config_file}: has {what}. Give the options with its name: "
+                f"""--body '{{"use": "{found.name}", "OPTION": ...}}'"""
+            )
+        return configs[0]
+
+
+def body(text: str) -> Decorator[Any]:
+    """Return a decorator that adds ``--body`` and ``--config``. The command gets them as ``body``."""
+    as_object = 'With options, a JSON object: {"use": "NAME", "OPTION": ...}.'
+    codec = click.option("--body", metavar="NAME", help=f"{text} {as_object}")
+    configured = file("--config", "config_file", help="Take the options of the codec from a store in FILE that has it.")
+    return bundle("body", BodyOptions, body=codec, config_file=configured)
 
 
 def names(option: str, text: str) -> Decorator[Any]:
@@ -115,10 +147,10 @@ def binding(value: str) -> tuple[str, int]:
     return name, int(byte)
 
 
-def bindings(option: str, text: str) -> Decorator[Any]:
-    """Return a repeatable option NAME=BYTE. The command gets ``records``: record type to type byte, checked."""
+def bindings(option: str, text: str, name: str = "records") -> Decorator[Any]:
+    """Return a repeatable option NAME=BYTE. The command gets ``name``: record type to type byte, checked."""
     return click.option(
-        option, "records", type=binding, multiple=True, metavar="NAME=BYTE", help=text,
+        option, name, type=binding, multiple=True, metavar="NAME=BYTE", help=text,
         callback=lambda _, __, given: bind_records(load_catalogue(), given, option) if given else {},
     )  # fmt: skip
 

@@ -101,7 +101,7 @@ class Descriptor:
     factory: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
     """``"package.module:attribute"``. The subclass says what it is called with."""
     options: type[Any] = NoOptions
-    """attrs class of the backend's own configuration keys. Annotate sizes as ``Size`` and times as ``Duration``."""
+    """attrs class of its configuration keys. Annotate sizes as ``Size``, times as ``Duration``, paths as ``Path``."""
     capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=_capabilities)
     """Optional features that the backend has."""
     summary: str = ""

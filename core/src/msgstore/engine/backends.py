@@ -12,6 +12,7 @@ import attrs
 from msgstore.config import Backend, StoreConfig, refuse_unknown, structure
 from msgstore.contract import (
     BodyCodec,
+    BodyCodecDescriptor,
     BodyRefused,
     Capability,
     ConfigError,
@@ -65,13 +66,13 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
     if remembered:
         catalogue = attrs.evolve(catalogue, remembered=remembered.distributions)
     formats, bound = _formats(config, catalogue, remembered)
-    body = config.body if config.body.named or remembered is None else Backend(remembered.body)
+    body = config.body if config.body.named or remembered is None else Backend(remembered.body, named=False)
     with _selected(f"{config.where} body"):
         codec = catalogue.body_codec(body.name)
-        made_codec = catalogue.make(codec, structure(codec.options, body.options, f"{config.where} body"))
+        made_codec = _make_codec(config, catalogue, codec, body)
     with _selected(f"{config.where} gc"):
         policy = catalogue.gc_policy(config.gc.name)
-        made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc"))
+        made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc", config.gc.base))
     index, _ = _index_options(config, catalogue)
     with _of_records(config.path, bound), _selected(f"{config.where} format"):  # records of a missing type would be unreadable
         write_format = formats.by_name(config.format.name)
@@ -96,6 +97,38 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
     )
 
 
+def _make_codec(config: StoreConfig, catalogue: Catalogue, codec: BodyCodecDescriptor, body: Backend) -> BodyCodec:
+    """Return a codec. One that a directory remembers may lack options: then its first use raises ConfigError, because much can
+    be done without it."""
+    try:
+        options = structure(codec.options, body.options, f"{config.where} body", body.base)
+    except ConfigError as error:
+        if body.named:
+            raise
+        return _Unconfigured(
+            f"{config.path}: was written with the body codec {body.name!r}, which has options: {error}. Give them in a "
+            "configuration (--config FILE), or as --body JSON where a command has it."
+        )
+    made: BodyCodec = catalogue.make(codec, options)
+    return made
+
+
+@attrs.frozen
+class _Unconfigured:
+    """Codec without the options that it needs."""
+
+    error: str
+
+    def encode(self, msg_id: bytes, body: bytes) -> bytes:
+        raise ConfigError(self.error)
+
+    def decode(self, msg_id: bytes, stored: bytes) -> bytes:
+        raise ConfigError(self.error)
+
+    def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
+        raise ConfigError(self.error)
+
+
 def _encoder(config: StoreConfig, name: str, codec: BodyCodec, form: OpenFormat) -> Callable[[bytes, bytes], StoredBody]:
     encode, max_body = codec.encode, form.format.max_body
 
@@ -106,7 +139,7 @@ def _encoder(config: StoreConfig, name: str, codec: BodyCodec, form: OpenFormat)
                 raise TypeError(f"a stored body is bytes, not {type(stored).__name__}")
         except MessageTooLarge as error:
             raise MessageTooLarge(f"{config.path}: {error}") from error.__cause__
-        except (MemoryError, StoreIOError):
+        except (MemoryError, StoreIOError, ConfigError):
             raise
         except Exception as error:  # third-party code may raise anything
             if comes_from_outside(error):
@@ -136,7 +169,7 @@ def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes, bytes], bytes]:
     def decode_body(msg_id: bytes, stored: bytes) -> bytes:
         try:
             body = decode(msg_id, stored)
-        except (RecordError, MemoryError):
+        except (RecordError, MemoryError, ConfigError):
             raise
         except Exception as error:  # third-party code may raise anything
             if comes_from_outside(error):
@@ -197,7 +230,7 @@ def _of_records(directory: Path, bound: Mapping[str, int]) -> AbstractContextMan
 def _index_options(config: StoreConfig, catalogue: Catalogue) -> tuple[IndexDescriptor, Any]:
     with _selected(f"{config.where} index"):
         descriptor = catalogue.index(config.index.name)
-    return descriptor, structure(descriptor.options, config.index.options, f"{config.where} index")
+    return descriptor, structure(descriptor.options, config.index.options, f"{config.where} index", config.index.base)
 
 
 def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> tuple[FormatSet, dict[str, int]]:
@@ -234,6 +267,7 @@ def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | N
         options=options,
         write_format=descriptor.name,
         where=config.where,
+        base=config.format.base,
     )
     return formats, bound
 

@@ -105,7 +105,7 @@ def remembered_config(directory: Path) -> StoreConfig:
     remembered = known_settings(Files(), directory, warns=False)
     if remembered is None:
         return config
-    index, form, body = Backend(remembered.index), Backend(remembered.format), Backend(remembered.body)
+    index, form, body = Backend(remembered.index), Backend(remembered.format), Backend(remembered.body, named=False)
     return attrs.evolve(config, index=index, format=form, record=remembered.record, body=body)
 
 

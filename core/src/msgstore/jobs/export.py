@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from msgstore.config import Backend, backend_of
 from msgstore.contract import ConfigError, Damage
 from msgstore.jobs.inputs import SegmentJob
 from msgstore.jobs.reading.segment_check import check_segment
@@ -34,7 +35,7 @@ class ExportJob(SegmentJob):
     schema: pa.Schema
     """All columns that are read: those of the files, and those of the partitions."""
     partition_by: tuple[str, ...] = ()
-    codec: str | None = None
+    codec: Backend | None = None
     """Codec that decodes bodies into additional columns."""
 
     @property
@@ -54,10 +55,11 @@ def plan_export(
     *,
     columns: Sequence[str] = (),
     partition_by: Sequence[str] = (),
-    body: str | None = None,
+    body: str | Backend | None = None,
     records: Mapping[str, int] | None = None,
 ) -> ExportJob:
-    """Check every name and path. Reads no segment, writes nothing. Empty ``columns`` are all; the codec ``body`` adds some.
+    """Check every name and path. Reads no segment, writes nothing. Empty ``columns`` are all; the codec ``body`` adds some: its
+    name, or a JSON object with ``use`` and its options.
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError (no pyarrow, no such column), PluginError.
     """
@@ -68,7 +70,8 @@ def plan_export(
 
     found = find_offline(catalogue, sources, records, destination=destination)
     partition_by = list(dict.fromkeys(partition_by))
-    everything = records_schema(found.inputs, None if body is None else open_codec(body))
+    codec = None if body is None else backend_of(body)
+    everything = records_schema(found.inputs, None if codec is None else open_codec(codec))
     schema = project(everything, list(dict.fromkeys([*(columns or everything.names), *partition_by])))
     for name in partition_by:
         kind = schema.field(name).type
@@ -77,7 +80,7 @@ def plan_export(
     if set(partition_by) >= set(schema.names):
         named = ", ".join(partition_by)
         raise ConfigError(f"every column is one that rows are parted by ({named}); name another that the files have")
-    return ExportJob(tuple(map(str, sources)), found, str(destination), schema, tuple(partition_by), body)
+    return ExportJob(tuple(map(str, sources)), found, str(destination), schema, tuple(partition_by), codec)
 
 
 # -- one task -----------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from msgstore.config import Backend
 from msgstore.contract import ConfigError, StoreError
 from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec, backends_of
@@ -23,6 +24,7 @@ from msgstore.jobs.output.staging_directory import check_destination
 from msgstore.jobs.paths import find_files, matched_by
 from msgstore.jobs.reading.splits import SPLIT_SIZE, FileSplit, line_number, open_parquet, read_blocks, splits_of
 from msgstore.jobs.tasks import ProgressMeter, Run
+from msgstore.jobs.workers import body_check
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.formats import OWN_RECORD
 
@@ -81,19 +83,20 @@ def plan_import(
     index: str = "ets",
     format: str = "v2",  # noqa: A002 - the key of the configuration
     record: str = OWN_RECORD,
-    body: str = "raw",
+    body: str | Backend = "raw",
     records: Mapping[str, int] | None = None,
     ignore_others: bool = False,
 ) -> ImportJob:
     """Check every name, path and header. Writes nothing.
 
     ``sources``: ``*.parquet`` and ``*.jsonl`` files (also ``*.ndjson``, ``*.json``), directories of such files, globs.
-    ``body`` is the codec that the store remembers: bodies are stored unchanged, and must be valid for it. Raises StoreError
-    (destination in use, an unreadable file, a first line that is no message), ConfigError (no files, columns, pyarrow),
-    PluginError.
+    ``body`` is the codec that the store remembers, as its name or a JSON object with ``use`` and its options: bodies are stored
+    unchanged, and must be valid for it. Raises StoreError (destination in use, an unreadable file, a first line that is no
+    message), ConfigError (no files, columns, pyarrow), PluginError.
     """
     target = StoreSpec(str(destination), index, format, record, body, tuple((records or {}).items()))
     backends_of(target, catalogue)
+    body_check(target.body)  # every process will make it
     check_destination(target.destination, [path for path in [*map(Path, sources), *matched_by(sources)] if path.is_dir()])
     splits: list[FileSplit] = []
     counted: dict[bool, Path] = {}

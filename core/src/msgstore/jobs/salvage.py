@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from msgstore.config import Backend, backend_of
 from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.files import Files
 from msgstore.jobs.counts import named_counts, sums_of
@@ -52,7 +53,7 @@ class SalvageJob(SegmentJob):
     """Largest body, in bytes, that fits into a record of the target's format."""
     as_they_are: bool = True
     """True if records of the target's format, if it is VERBATIM, are copied byte for byte. Otherwise all are encoded again."""
-    check_body: str | None = None
+    check_body: Backend | None = None
     """Codec that bodies must be valid for."""
     counts: str | None = None
     """A file of counts (:mod:`msgstore.jobs.counts`): ids that it does not name are dead."""
@@ -78,24 +79,29 @@ def plan_salvage(
     index: str = "ets",
     format: str = "v2",  # noqa: A002 - the key of the configuration
     record: str | None = None,
-    body: str | None = None,
-    check_body: str | None = None,
+    body: str | Backend | None = None,
+    check_body: str | Backend | None = None,
     records: Mapping[str, int] | None = None,
+    bind: Mapping[str, int] | None = None,
     counts: Path | None = None,
     complete: bool = False,
 ) -> SalvageJob:
     """Return the job, after a check of every name and path. Reads no segment and writes nothing.
 
     ``records`` binds record types of the sources in addition to those that their directories remember. ``record`` is the type
-    that all records are encoded as; None copies those of ``format`` as they are. ``body`` is the codec that the new store
-    remembers, by default that of the sources, or ``raw``. Bodies are copied as they are stored.
+    that all records are encoded as; None copies those of ``format`` as they are. ``bind`` has its type byte, if no directory
+    remembers and no specification assigns one. ``body`` is the codec that the new store remembers, by default that of the
+    sources, or ``raw``: its name, or a JSON object with ``use`` and its options. Bodies are copied as they are stored; those
+    that are not valid for ``check_body`` are damage.
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError, PluginError.
     """
     found = find_offline(catalogue, sources, records, destination=destination)
     bound = sorted({pair for item in found.inputs if item.format == format for pair in item.records})
     if record is not None:  # no format assigns the byte of a third party's type: it has the byte that it has there
-        byte = None if record == OWN_RECORD else dict(bound).get(record) or assigned_byte(catalogue, format, record, "salvage")
+        byte = None if record == OWN_RECORD else {**(bind or {}), **dict(bound)}.get(record)
+        if byte is None and record != OWN_RECORD:
+            byte = assigned_byte(catalogue, format, record, "salvage")
         bound = [] if byte is None else [(record, byte)]
     elif len(dict(bound)) < len(bound) or len({byte for _, byte in bound}) < len(bound):
         raise ConfigError(
@@ -105,27 +111,29 @@ def plan_salvage(
     codecs = list(found.codecs or ("raw",))
     if found.unknown and codecs != ["raw"]:
         codecs.append(f"unknown ({found.unknown[0]})")
-    if len(codecs) > 1 and not body:
+    codec = None if body is None else backend_of(body)
+    if len(codecs) > 1 and codec is None:
         raise ConfigError(
             f"the sources remember different body codecs: {', '.join(codecs)}; bodies are copied as they are stored. Salvage "
             "them one by one, or name the codec that fits all (--body)"
         )
     catalogue.index(index)
-    if not body:
+    if codec is None:
         _check_remembered(catalogue, codecs[0], found.inputs)
-    elif found.codecs and found.codecs != (body,):
-        log.warning("%s remembers the body codec %s, and the new store remembers %s", sources[0], found.codecs[0], body)
-    target = StoreSpec(str(destination), index, format, record or OWN_RECORD, body or codecs[0], tuple(bound))
+    elif found.codecs and found.codecs != (codec.name,):
+        others = next(name for name in found.codecs if name != codec.name)
+        log.warning("some sources remember the body codec %s, and the new store remembers %s", others, codec.name)
+    target = StoreSpec(str(destination), index, format, record or OWN_RECORD, codec or codecs[0], tuple(bound))
     if record is None and len(found.record_types) == 1 and not found.unknown:
         with suppress(ConfigError, PluginError):  # the sources agree on the type of new messages, and the format has it
             wanted = attrs.evolve(target, record=found.record_types[0])
             backends_of(wanted, catalogue)
             target = wanted
     max_body = backends_of(target, catalogue).write_format.format.max_body
-    if check_body is not None:
-        catalogue.body_codec(check_body)
+    checked = None if check_body is None else backend_of(check_body)
+    body_check(checked)
     given = tuple(map(str, sources))
-    return SalvageJob(given, found, target, max_body, record is None, check_body, named_counts(counts), complete)
+    return SalvageJob(given, found, target, max_body, record is None, checked, named_counts(counts), complete)
 
 
 def _check_remembered(catalogue: Catalogue, codec: str, inputs: Sequence[SegmentInput]) -> None:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import attrs
 
-from msgstore.config import structure
+from msgstore.config import Backend, backend_of, structure
 from msgstore.contract import BodyCodec, BrokenPlugin, Capability, CheckBody, ConfigError, MsgStoreError, RecordField
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import Values
@@ -34,16 +34,17 @@ def worker_catalogue() -> Catalogue:
 
 
 @cache
-def body_codec(name: str) -> BodyCodec:
-    """Return a body codec with its default options. Raises PluginError."""
-    descriptor = worker_catalogue().body_codec(name)
-    codec: BodyCodec = worker_catalogue().make(descriptor, structure(descriptor.options, {}, f"the body codec {name}"))
+def body_codec(body: Backend) -> BodyCodec:
+    """Return a body codec. Raises PluginError, and ConfigError for wrong options."""
+    descriptor = worker_catalogue().body_codec(body.name)
+    options = structure(descriptor.options, body.options, f"the body codec {body.name}", body.base)
+    codec: BodyCodec = worker_catalogue().make(descriptor, options)
     return codec
 
 
-def body_check(name: str | None) -> CheckBody | None:
-    """Return the check that a codec makes of a stored body; None without a codec. Raises PluginError."""
-    return None if name is None else partial(is_valid, body_codec(name))
+def body_check(body: Backend | None) -> CheckBody | None:
+    """Return the check that a codec makes of a stored body; None without a codec. Raises PluginError, ConfigError."""
+    return None if body is None else partial(is_valid, body_codec(body))
 
 
 def is_valid(codec: BodyCodec, msg_id: bytes, body: bytes) -> bool:
@@ -66,9 +67,11 @@ class OpenCodec:
     """Returns the values of one stored body, in the order of ``fields``; None if the body is invalid. Never raises."""
 
 
-def open_codec(name: str) -> OpenCodec:
-    """Return a body codec for tools. Raises PluginError, and ConfigError for a codec that needs options."""
-    codec, descriptor = body_codec(name), worker_catalogue().body_codec(name)
+def open_codec(body: str | Backend) -> OpenCodec:
+    """Return a body codec for tools. Raises PluginError, and ConfigError for wrong options."""
+    backend = backend_of(body)
+    name = backend.name
+    codec, descriptor = body_codec(backend), worker_catalogue().body_codec(name)
     fields = descriptor.fields
     if fields and not callable(getattr(codec, "fields", None)):
         raise BrokenPlugin(

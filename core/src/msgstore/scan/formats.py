@@ -103,16 +103,18 @@ class FormatSet:
         options: Mapping[str, Any] | None = None,
         write_format: str = "",
         where: str = "",
+        base: Path = Path(),
     ) -> None:
         """``record`` is the record type of new messages; ``record_options`` maps record types to options. ``options`` and
-        ``record`` apply to ``write_format``, the name of the format that the store writes."""
+        ``record`` apply to ``write_format``, the name of the format that the store writes. Paths in options are relative to
+        ``base``."""
         self.catalogue = catalogue
         self.bindings = dict(bindings or {})
         self._record = record
         self._record_options = record_options or {}
         self._options = dict(options or {})
         self._write_format = write_format
-        self._where = where
+        self._where, self._base = where, base
         self._opened: dict[str, OpenFormat] = {}
         self.extensions = catalogue.formats_by_extension()
         """Extension of each readable file to the name of its format."""
@@ -145,7 +147,7 @@ class FormatSet:
 
     def _make(self, descriptor: SegmentFormatDescriptor) -> OpenFormat:
         is_written = descriptor.name == self._write_format
-        options = structure(descriptor.options, self._options if is_written else {}, f"{self._where} format")
+        options = structure(descriptor.options, self._options if is_written else {}, f"{self._where} format", self._base)
         bound: list[BoundRecord] = []
         types: dict[int, RecordTypeDescriptor] = {}
         framed = {0} if Capability.FRAMED in descriptor.capabilities else set[int]()
@@ -153,7 +155,7 @@ class FormatSet:
             for name, byte in self.bindings.items():
                 types[byte] = record = self.catalogue.record(descriptor.name, name)
                 given = self._record_options.get(name, {})
-                context = RecordContext(structure(record.options, given, f"{self._where} record {name}"), byte)
+                context = RecordContext(structure(record.options, given, f"{self._where} record {name}", self._base), byte)
                 bound.append(BoundRecord(name, byte, self.catalogue.make(record, context), record.fields))
             with suppress(PluginError):  # registering it is optional for a format
                 own = self.catalogue.record(descriptor.name, OWN_RECORD)
@@ -235,7 +237,8 @@ def assigned_byte(catalogue: Catalogue, format_name: str, record: str, where: st
     if byte is None:
         raise ConfigError(
             f'{where} record: {record!r} is bound to no byte. Write format = {{ use = "{format_name}", '
-            f"records = {{ {record} = 128 }} }} with a byte from 128 to 255 of your choice."
+            f"records = {{ {record} = 128 }} }}, or --bind {record}=128 of salvage and import, with a byte from 128 to 255 of "
+            "your choice."
         )
     return byte
 

@@ -154,7 +154,7 @@ def _copy(
             destination,
             index=target.config.index.name,
             format=to_format,
-            body=target.config.body.name if target.config.body.named else None,
+            body=target.config.body if target.config.body.named else None,
             records=target.backends().settings.records,
             counts=counts,
             complete=True,

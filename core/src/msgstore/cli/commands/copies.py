@@ -25,7 +25,8 @@ _MAX_IGNORED = 20
 @options.named("--index", "ets", "Index of the new store.")
 @options.named("--format", "v2", "Format of the new store.")
 @options.named("--record", None, "Record type that all records are encoded as. Default: their own type.")
-@options.named("--body", None, "Body codec of the new store. Every body must be valid for it.")
+@options.bindings("--bind", "The type byte of the record type of --record.", "bind")
+@options.body("Body codec of the new store. Every body must be valid for it.")
 @options.bindings("--source-record", "A record type of the sources that their directories do not remember.")
 @options.file(
     "--refcounts",
@@ -35,7 +36,12 @@ _MAX_IGNORED = 20
 @options.runner
 @options.as_json
 def salvage(
-    sources: tuple[Path, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
+    sources: tuple[Path, ...],
+    destination: Path,
+    body: options.BodyOptions,
+    runner: options.RunnerOptions,
+    out: output.Output,
+    **choices: Any,
 ) -> None:
     """Copy every intact record in SRC into a new store at DEST, and report every damaged span. SRC is only read.
 
@@ -51,7 +57,8 @@ def salvage(
       msgstore salvage /backups/node1 rescued --runner spark --master 'local[4]'
     """
     catalogue = load_catalogue()
-    job = plan_salvage(catalogue, sources, destination, check_body=choices["body"], **choices)
+    codec = body.codec()
+    job = plan_salvage(catalogue, sources, destination, body=codec, check_body=codec, **choices)
     run_salvage(job, catalogue, runner, out, "salvaging")
 
 
@@ -101,12 +108,17 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
 @options.destination
 @options.names("--columns", "Columns of the files, instead of all. Fewer columns are faster.")
 @options.names("--partition-by", "Columns that become directories, as in DEST/format=v2.")
-@options.named("--body", None, "Body codec, such as erlang, that decodes bodies into additional columns.")
+@options.body("Body codec, such as erlang, that decodes bodies into additional columns.")
 @options.records
 @options.runner
 @options.as_json
 def export(
-    paths: tuple[Path, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
+    paths: tuple[Path, ...],
+    destination: Path,
+    body: options.BodyOptions,
+    runner: options.RunnerOptions,
+    out: output.Output,
+    **choices: Any,
 ) -> None:
     """Write the records in PATH as Parquet files into DEST: place, id, body, and the fields of each record. Needs pyarrow
     (``msgstore[parquet]``).
@@ -123,7 +135,7 @@ def export(
       msgstore export '/backups/*/msg_store_persistent' all --partition-by store,format
     """
     catalogue = load_catalogue()
-    job = plan_export(catalogue, paths, destination, **choices)
+    job = plan_export(catalogue, paths, destination, body=body.codec(), **choices)
     report = runner.run(out, "exporting", catalogue, job.size, lambda by, bar: by.export(job, bar))
     out.emit(*(found.as_json() for found in report.inputs))
     if len(report.inputs) <= output.MAX_LISTED:
@@ -144,12 +156,17 @@ def export(
 @options.named("--format", "v2", "Format of the new store.")
 @options.named("--record", "message", "Record type of the new store.")
 @options.bindings("--bind", "The type byte of a record type.")
-@options.named("--body", "raw", "Body codec: bodies must be valid for it.")
+@options.body("Body codec: bodies must be valid for it. Default: raw.")
 @click.option("--ignore-others", is_flag=True, help="Omit columns and members that a store does not keep.")
 @options.runner
 @options.as_json
 def import_(
-    sources: tuple[str, ...], destination: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any
+    sources: tuple[str, ...],
+    destination: Path,
+    body: options.BodyOptions,
+    runner: options.RunnerOptions,
+    out: output.Output,
+    **choices: Any,
 ) -> None:
     """Make a new store at DEST of messages in Parquet files or JSON Lines.
 
@@ -163,7 +180,7 @@ def import_(
       msgstore import messages.jsonl store --index lmdb --json
     """
     catalogue = load_catalogue()
-    job = plan_import(catalogue, sources, destination, **choices)
+    job = plan_import(catalogue, sources, destination, body=body.codec() or "raw", **choices)
     report = runner.run(out, "importing", catalogue, job.size, lambda by, bar: by.import_messages(job, bar))
     out.emit(report.as_json())
     repeated = f", {report.rows - report.messages:,} repeated rows" if report.rows > report.messages else ""

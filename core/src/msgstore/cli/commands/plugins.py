@@ -171,7 +171,7 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
 
     def made(key: str, backend: Backend, descriptor: Descriptor) -> object:
-        given = structure(descriptor.options, backend.options, f"{store.where} {key}")
+        given = structure(descriptor.options, backend.options, f"{store.where} {key}", backend.base)
         if not isinstance(descriptor, IndexDescriptor):
             return catalogue.make(descriptor, given)
         with catalogue.attribute_errors(descriptor, "cannot be imported"):  # creating it would open the store

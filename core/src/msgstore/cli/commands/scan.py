@@ -58,10 +58,10 @@ _STORES = output.columns(
 
 @click.command()
 @options.paths
-@options.named("--body", None, "Body codec that every body must be valid for, such as erlang.")
+@options.body("Body codec that every body must be valid for, such as erlang.")
 @options.records
 @options.as_json
-def scan(paths: tuple[Path, ...], body: str | None, records: Mapping[str, int], out: output.Output) -> None:
+def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[str, int], out: output.Output) -> None:
     """Read segments record by record and report what is in them. Writes nothing, and needs no index.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob. Segments of a directory come in number
@@ -85,7 +85,7 @@ def scan(paths: tuple[Path, ...], body: str | None, records: Mapping[str, int], 
                 spans.extend(span_reports(report))
             yield report
 
-    reports = watched(scan_inputs(found, body_check(body), fields=out.as_json))
+    reports = watched(scan_inputs(found, body_check(body.codec()), fields=out.as_json))
     for directory, group in groupby(reports, key=lambda report: report.path.parent):
         out.rows(str(directory), _SCANNED, group, as_json=lambda report: report.as_json(), optional=("types",))
         out.print()

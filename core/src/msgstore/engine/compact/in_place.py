@@ -116,7 +116,7 @@ def _set_room(tree: list[int], at: int, room: int) -> None:
     tree[at] = room
     while at > 1:
         left, right = tree[at], tree[at ^ 1]
-        larger = left if left > right else right  # max() would take a third of the time of a plan
+        larger = max(right, left)  # max() would take a third of the time of a plan
         at //= 2
         if tree[at] == larger:
             break

@@ -227,6 +227,7 @@ def read_hint(data: bytes, name: str, segment_size: int, mtime_ns: int) -> Colum
             raise InvalidHint("a record that is smaller than its id")
         if first + total > segment_size or segment_size >= LIMIT:
             raise InvalidHint("records after the end of the segment")
+    offsets: array[int] | range
     if offset_width:
         offsets = _swapped(array(_TYPECODES[offset_width], bytes(view[offsets_at:sizes_at])))
         _check_order(offsets, sizes, segment_size)

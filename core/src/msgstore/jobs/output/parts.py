@@ -17,14 +17,14 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.config import StoreConfig, store_config
+from msgstore.config import Backend, StoreConfig, backend_of, store_config
 from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
-from msgstore.jobs.workers import worker_catalogue
+from msgstore.jobs.workers import body_check, worker_catalogue
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.formats import OWN_RECORD
 
@@ -50,8 +50,9 @@ class StoreSpec:
     index: str = "ets"
     format: str = "v2"
     record: str = OWN_RECORD
-    body: str = "raw"
-    """Codec that the store remembers. Bodies are given as they are stored: nothing is encoded here."""
+    body: Backend = attrs.field(default=Backend("raw"), converter=backend_of)
+    """Codec that the store remembers; a name, also as text, or a JSON object with ``use`` and its options. Bodies are given as
+    they are stored: nothing is encoded here."""
     records: tuple[tuple[str, int], ...] = ()
     """(name, type byte) of the record types to bind. Not needed if the format assigns the byte."""
     file_size_limit: int = StoreConfig(path=Path()).file_size_limit
@@ -68,7 +69,7 @@ class StoreSpec:
             "index": self.index,
             "format": {"use": self.format, "records": dict(self.records)} if self.records else self.format,
             "record": self.record,
-            "body": self.body,
+            "body": attrs.evolve(self.body, named=False),  # an option is only needed to check bodies
             "file_size_limit": self.file_size_limit,
             "sync_interval": 0,
             "gc_interval": 0,
@@ -156,10 +157,10 @@ class PartWriter:
         """
         where = where or self._target.path
         with self._working():
-            is_valid = self._backends.codec.is_valid
-            if check and not self._backends.plain_bodies and not all(map(is_valid, ids, bodies)):
+            is_valid = body_check(self._target.body) if check and not self._backends.plain_bodies else None
+            if is_valid and not all(map(is_valid, ids, bodies)):
                 wrong = next(msg_id for msg_id, body in zip(ids, bodies, strict=True) if not is_valid(msg_id, body))
-                raise StoreError(f"{where}: the body of {wrong.hex()} is not valid for the codec {self._target.body!r}")
+                raise StoreError(f"{where}: the body of {wrong.hex()} is not valid for the codec {self._target.body.name!r}")
             largest, form = max(bodies, key=len, default=b""), self._form
             if len(largest) > form.format.max_body:
                 raise MessageTooLarge(

@@ -1,0 +1,1 @@
+"""Body codec ``aes-gcm``: encrypted bodies, each bound to the id of its message."""

@@ -1,0 +1,139 @@
+"""Options of plugins: in the configuration file, and as commands and jobs take those of a codec."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+import msgstore
+from msgstore.config import Backend, backend_of, structure
+from msgstore.contract import ConfigError, Duration
+from support import A, command, json_of
+
+KEY = "ab" * 16
+
+
+@attrs.frozen
+class Server:
+    host: str
+    port: int = 80
+
+
+@attrs.frozen
+class Options:
+    server: Server = Server("localhost")
+    certificate: Path = Path()
+    password: str = ""
+    mirrors: tuple[Server, ...] = ()
+    wait: Duration | None = None
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ({"server": {"host": "a", "prot": 1}}, "where server: unknown key 'prot'. Did you mean 'port'?"),
+        ({"server": {}}, "where server: the key host is missing"),
+        ({"server": "a"}, "where server: 'a' is not a table"),
+        ({"server": {"host": "a", "port": "b"}}, "where server: port: 'b' is not an integer"),
+        ({"mirrors": [{"host": "a"}, {"hots": "b"}]}, "where mirrors: unknown key 'hots'. Did you mean 'host'?"),
+        ({"password": {"env": "NO_SUCH"}}, "where password: the environment variable NO_SUCH is not set"),
+        ({"password": {"file": "absent"}}, "where password: base/absent: cannot be read: No such file or directory"),
+        ({"password": {"env": "A", "file": "b"}}, "where password: {'env': 'A', 'file': 'b'} is not text"),
+        ({"password": 7}, "where password: 7 is not text"),
+        ({"certificate": "~nobody-here/c"}, "where certificate: '~nobody-here/c': there is no such user"),
+    ],
+)
+def test_wrong_option_is_named(table, error):
+    with pytest.raises(ConfigError) as caught:
+        structure(Options, table, "where", Path("base"))
+    assert str(caught.value).startswith(error)
+
+
+def test_options_take_paths_from_the_file_and_text_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("PASSWORD", "secret\n")
+    (tmp_path / "password").write_text("pass word\n\n", encoding="utf-8")
+    found = structure(Options, {"certificate": "c.pem", "password": {"env": "PASSWORD"}}, "where", tmp_path)
+    assert found == Options(certificate=tmp_path / "c.pem", password="secret\n")
+    found = structure(Options, {"certificate": "~/c", "password": {"file": "password"}}, "where", tmp_path)
+    assert found == Options(certificate=Path.home() / "c", password="pass word\n")
+    assert structure(Options, {"certificate": "/c", "mirrors": [{"host": "a"}]}, "where", tmp_path).mirrors == (Server("a"),)
+
+
+def test_backend_is_name_or_json():
+    assert backend_of("zstd") == Backend("zstd")
+    assert backend_of(' {"use": "zstd", "level": 9}') == Backend("zstd", {"level": 9})
+    for text in ('{"use": "aes-gcm", "key": "secret"', '{"key": "secret"}', '{"use": 1, "key": "secret"}'):
+        with pytest.raises(ConfigError, match="JSON") as caught:
+            backend_of(text)
+        assert "secret" not in str(caught.value)
+
+
+@pytest.fixture
+def letters(tmp_path, monkeypatch):
+    """A store with encrypted bodies, its configuration, and the working directory elsewhere."""
+    pytest.importorskip("acme_aes_body")
+    (tmp_path / "key").write_text(KEY, encoding="ascii")
+    text = '[stores.letters]\npath = "letters"\nbody = { use = "aes-gcm", key = { file = "key" } }\n'
+    (tmp_path / "msgstore.toml").write_text(text, encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with msgstore.load_config(tmp_path / "msgstore.toml").open("letters") as store, store.client() as client:
+        client.write(A, b"secret")
+    return tmp_path / "letters"
+
+
+@pytest.mark.parametrize("how", ["configuration", "JSON"])
+def test_commands_take_options_of_codec(letters, how, tmp_path):
+    options = ["--body", "aes-gcm", "--config", tmp_path / "msgstore.toml"]
+    wrong = ["--body", json.dumps({"use": "aes-gcm", "key": "cd" * 16})]
+    if how == "JSON":
+        options = ["--body", json.dumps({"use": "aes-gcm", "key": {"file": str(tmp_path / "key")}})]
+    assert not json_of("scan", letters, *options)[0]["damage"]
+    json_of("scan", letters, *wrong, code=1)
+    json_of("salvage", letters, tmp_path / "rescued", *options)
+    json_of("salvage", letters, tmp_path / "nothing", *wrong, code=1)
+    json_of("export", letters, tmp_path / "files", *options)
+    columns = ["id", "payload"]
+    json_of("export", letters, tmp_path / "payloads", *options, "--columns", ",".join(columns))
+    json_of("export", letters, tmp_path / "stored", "--columns", "id,body")
+    json_of("import", tmp_path / "stored", tmp_path / "again", *options)
+    assert (
+        "is not valid for the codec 'aes-gcm'" in command("import", tmp_path / "stored", tmp_path / "no", *wrong, code=2).stderr
+    )
+    command("migrate", "letters", tmp_path / "migrated", "--to", "v2", "--config", tmp_path / "msgstore.toml")
+    for copy in ("rescued", "again", "migrated"):
+        body = {"use": "aes-gcm", "key": KEY}
+        with msgstore.open_store(tmp_path / copy, body=body) as store:
+            assert store.read(A) == b"secret"
+
+
+def test_store_without_options_of_its_codec_does_what_needs_no_body(letters, tmp_path):
+    """And says what is missing where one is needed. A secret is in no message."""
+    for verb in ("info", "ls", "map", "compact"):
+        command(verb, letters)
+    json_of("salvage", letters, tmp_path / "rescued")
+    for arguments in (["get", letters, A.hex()], ["verify", letters], ["put", letters, bytes(16).hex()]):
+        error = command(*arguments, code=2).stderr
+        assert "was written with the body codec 'aes-gcm', which has options" in error
+        assert "the key key is missing. Give them in a configuration" in error
+    command("rm", letters, A.hex())
+
+
+def test_options_of_configuration_must_be_of_one_store(letters, tmp_path):
+    file = tmp_path / "msgstore.toml"
+    for codec, error in (("zstd", "has no store with this codec"), ("aes-gcm", "has several stores with this codec")):
+        assert error in command("scan", letters, "--body", codec, "--config", file, code=2).stderr
+        file.write_text(file.read_text() + f'[stores.b]\npath = "b"\nbody = {{ use = "aes-gcm", key = "{KEY}" }}\n')
+
+
+def test_salvage_binds_record_type(tmp_path):
+    pytest.importorskip("acme_audit_record")
+    with msgstore.open_store(tmp_path / "plain") as store, store.client() as client:
+        client.write(A, b"body")
+    salvage = ["salvage", tmp_path / "plain", tmp_path / "rescued", "--record", "audit"]
+    assert "--bind audit=128 of salvage and import" in command(*salvage, code=2).stderr
+    command(*salvage, "--bind", "audit=140")
+    assert json_of("info", tmp_path / "rescued")[0]["records"] == {"audit": 140}
