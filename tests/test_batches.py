@@ -255,7 +255,7 @@ def test_scan_that_fails_is_damage(fault: str, mixed: SegmentInput, monkeypatch:
     scan.records.types.pop()
     monkeypatch.setattr(type(open_input(mixed).format), "scan", lambda *_, **__: 1 / 0 if fault == "raises" else scan)
     [spot] = check_segment(mixed).damage
-    assert spot.reason.startswith("unreadable: BrokenPlugin: the segment format 'v2' of msgstore-format-v2 ")
+    assert spot.reason.startswith("unreadable: plugin failed: the segment format 'v2' of msgstore-format-v2 ")
     assert ("failed in scan: " in spot.reason, read(mixed, "id")) == (True, [])
 
 
@@ -274,7 +274,7 @@ def break_disk_once(found: SegmentInput, patch: pytest.MonkeyPatch) -> None:
     [
         (
             audit_method("fields", lambda self, record: ("tomorrow", "ü")),
-            "BrokenPlugin: the record type 'audit' returns 'tomorrow' for its field 'time' of kind 'time'",
+            "plugin failed: the record type 'audit' returns 'tomorrow' for its field 'time' of kind 'time'",
         ),
         (
             audit_method("body_span", lambda self, offset, size: (0, size)),

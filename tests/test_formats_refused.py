@@ -256,7 +256,7 @@ def test_collection_with_failing_plugin_loses_nothing(collection, fault, opened,
     faults.clear()
     blamed = ["the index 'odds'"] if index == "odds" else [f"the segment format {form!r}" for form in (written, target)]
     assert "of acme-odd 1.2 (entry point" in (done.skipped or ""), "a collection went on with a broken plugin"
-    assert any(f"{tmp_path / done.file}: {what}" in caplog.text for what in blamed)
+    assert any(f"{tmp_path / done.file}: plugin failed: {what}" in caplog.text for what in blamed)
     assert (contents(store), counts(store)) == (left, before[1]), "messages are lost"
     if index == "ets":
         assert (done.outcome, files_of(tmp_path)) == ("none", before[0]), "the segment was changed"

@@ -14,6 +14,7 @@ from msgstore.builtin.plugin import HalfEmptyOptions, RetentionOptions
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Retention
 from msgstore.config import structure
 from msgstore.contract import (
+    BrokenPlugin,
     Capability,
     Combine,
     Compact,
@@ -189,7 +190,6 @@ def drop_all(self, segments, now):
     [
         ([], drop_all, 1, "does not claim the capability"),
         ([Capability.DROPS_MESSAGES], drop_all, 0, "it is there"),
-        ([], Scripted.plan, 1, "the GC policy Scripted failed"),
         ([], lambda *_: [3, Compact(77)], 1, "there is no segment 77"),
     ],
 )
@@ -203,3 +203,16 @@ def test_store_carries_out_only_what_is_possible(capabilities, plan, left, logge
         store.compact()
         assert store.stats().messages == left
     assert logged in caplog.text
+
+
+def test_policy_that_raises_is_named_and_empty_segments_are_deleted(tmp_path):
+    factory = f"{__name__}:Scripted"
+    descriptor = GcPolicyDescriptor(name="scripted", contract=(1, 0), factory=factory)
+    with StoreFactory(Subject.of(descriptor), tmp_path).open() as store, store.client() as client:
+        client.write(bytes(16), b"body")
+        store.roll()
+        client.remove([bytes(16)])
+        text = f"{tmp_path}.*: nothing is collected but empty segments: the GC policy Scripted failed: NotImplementedError"
+        with pytest.raises(BrokenPlugin, match=text):
+            store.compact()
+        assert not store.segments()

@@ -66,7 +66,7 @@ second-reference-is-never-confirmed: The second write of an id is never confirme
   = client.unconfirmed.append(msg_id) => pass
 @ msgstore.engine.state.lifecycle
 interrupted-store-goes-on: After Ctrl-C in the middle of a change the store goes on with half of it in memory.
-  Lifecycle.end_if_interrupted  tests/test_interrupts.py::test_interrupt_in_flush_ends_the_store
+  Lifecycle.handle_exception  tests/test_interrupts.py::test_interrupt_in_flush_ends_the_store
   - self.refuse(self.interrupted)
   -         self.release()
   + self.interrupted = None

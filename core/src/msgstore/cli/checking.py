@@ -17,6 +17,7 @@ import attrs
 
 from msgstore.cli.options import StoreTarget
 from msgstore.contract import MessageNotFound, MsgStoreError, RecordError, SegmentScan, SegmentStats
+from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.stats import StoredMessage
 from msgstore.engine.store import Store
 from msgstore.files import Files
@@ -183,7 +184,7 @@ class Checker:
         found = {s.offset: DamagedSpan(path.name, s.offset, s.size, s.reason) for s in damaged_spans(report)}
         scanned = {row[:3] for columns in (scan.records, scan.duplicates) for row in columns.rows()}
         offsets = {offset for _, offset, _ in scanned}
-        with self.files.view(path) as data:
+        with self.files.view(path) as data, io_errors(path):
             for entry in check.entries:
                 record = data[entry.offset : entry.offset + entry.size]
                 reason = "size_mismatch" if len(record) != entry.size else None

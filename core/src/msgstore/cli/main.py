@@ -27,6 +27,7 @@ from msgstore.cli.commands.scan import diff, inventory, reconcile, scan
 from msgstore.cli.commands.verify import scrub, verify
 from msgstore.cli.output import note
 from msgstore.contract import CorruptRecord, MsgStoreError
+from msgstore.plugins.blame import blame
 
 DAMAGE = 1
 MISUSE = 2
@@ -83,8 +84,13 @@ def _report_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         note("interrupted")
         raise Exit(INTERRUPTED) from None
-    except (MsgStoreError, OSError) as error:
-        note(_one_line(error))
+    except (click.ClickException, click.Abort, Exit):
+        raise
+    except Exception as error:
+        known = error if isinstance(error, MsgStoreError | OSError) else blame(error)
+        if known is None:
+            raise
+        note(_one_line(known))
         try:
             sys.stdout.flush()
         except OSError:

@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from msgstore.jobs.reports import NotRead, SpanReport
+from msgstore.plugins.blame import PLUGIN_FAILED
 
 PIPED_WIDTH = 160
 """Columns of output that does not go to a terminal."""
@@ -37,8 +39,16 @@ Columns = Mapping[str, Callable[[T], Any]]
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+def visible(text: str) -> str:
+    """Return text for a terminal: what would control it is escaped. Names of files and fields of records may be hostile."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 class Terminal(Console):
-    """Standard output. Prints paths and ids unchanged: no markup, no highlighting, no word wrap."""
+    """Standard output. Prints paths and ids unchanged, unless they would control the terminal: no markup, no highlighting, no
+    word wrap."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False, emoji=False)
@@ -56,6 +66,10 @@ class Terminal(Console):
         for line in captured.get().splitlines():
             click.echo(line.rstrip())
 
+    def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
+        for segment in super().render(*arguments, **options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
     def on_broken_pipe(self) -> None:
         """Pass the exception on, unlike rich, which would end the program."""
         raise  # re-raises BrokenPipeError, which the program converts to an exit code
@@ -67,6 +81,7 @@ class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.console = Terminal()
+        self._plugin_failed = False
 
     def emit(self, *values: Mapping[str, Any]) -> None:
         """For programs: print each value as one line of compact JSON."""
@@ -104,6 +119,7 @@ class Output:
     def damage(self, spans: Sequence[SpanReport]) -> None:
         """Print the damaged spans in either form. People get their directories only if there are several."""
         self.emit(*(span.as_json() for span in spans))
+        self.note_plugin_failures(span.reason for span in spans)
         if not spans:
             self.print("no damage", style="green")
             return
@@ -112,8 +128,13 @@ class Output:
         self.rows("damaged spans", columns(spec), spans[:MAX_LISTED], style="red")
         self.more(len(spans))
 
+    def note_plugin_failures(self, reasons: Iterable[str]) -> None:
+        """Let ``finish`` exit with 2 if one of the reasons for damage or a skipped segment is the fault of a plugin."""
+        self._plugin_failed |= any(PLUGIN_FAILED in reason for reason in reasons)
+
     def finish(self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None) -> None:
-        """Print what was not read and the summary. Exit with 1 for damage, else with 3 if something was not read."""
+        """Print what was not read and the summary. Exit with 1 for damage, with 2 if that is the fault of a plugin, else with 3
+        if something was not read."""
         self.emit(*(one.as_json() for one in not_read), *([] if summary is None else [summary]))
         if not_read:
             self.print()
@@ -121,14 +142,14 @@ class Output:
             self.rows("not read, may contain messages", columns(spec), not_read[:MAX_LISTED], style="yellow")
             self.more(len(not_read))
         if damaged or not_read:
-            click.get_current_context().exit(1 if damaged else NOT_READ)
+            click.get_current_context().exit(2 if self._plugin_failed else 1 if damaged else NOT_READ)
 
     @contextlib.contextmanager
     def lines(self) -> Iterator[Callable[[str | Mapping[str, Any]], object]]:
         """Yield a function that prints a line of a long list, or an object: at once to a terminal, in blocks to a file or
         pipe."""
         try:  # ``click.echo`` would flush every line
-            yield lambda line: sys.stdout.write(f"{line if isinstance(line, str) else _encode(line)}\n")
+            yield lambda line: sys.stdout.write(f"{visible(line) if isinstance(line, str) else _encode(line)}\n")
         finally:
             sys.stdout.flush()
 
@@ -139,7 +160,7 @@ class Output:
 
 def note(text: str) -> None:
     """Print one line on standard error."""
-    click.echo(f"msgstore: {text}", err=True)
+    click.echo(f"msgstore: {visible(text)}", err=True)
 
 
 def table(
@@ -155,7 +176,7 @@ def table(
 
     A column is numeric, and then never wrapped, if one of its cells is. An ``optional`` column without any text is omitted.
     """
-    rows = [[count(value) if isinstance(value := cell(item), int) else value for cell in columns.values()] for item in items]
+    rows = [[_shown(cell(item)) for cell in columns.values()] for item in items]
     drawn = facts(title, (), header=bool(rows))
     shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in rows)]
     for at in shown if rows else ():
@@ -172,7 +193,7 @@ def table(
 def facts(title: str | Text | None, rows: Iterable[tuple[str, Any]], *, header: bool = False) -> Table:
     """Return a table of names and values without a header."""
     # Most titles are paths. Wrapping would make them hard to copy.
-    heading = Text(title, no_wrap=True, overflow="ignore") if isinstance(title, str) else title
+    heading = Text(visible(title), no_wrap=True, overflow="ignore") if isinstance(title, str) else title
     drawn = Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=header)
     for cells in rows:
         drawn.add_row(*cells)
@@ -190,6 +211,11 @@ def columns(spec: str, **special: Callable[[Any], Any]) -> Columns[Any]:
         heading, _, attribute = name.partition("=")
         found[heading.replace("_", " ")] = special.get(heading) or functools.partial(_cell, attribute or heading, form)
     return found
+
+
+def _shown(value: Any) -> Any:
+    """Return a cell as rich takes it. Escaped before the widths of columns are known."""
+    return count(value) if isinstance(value, int) else visible(value) if isinstance(value, str) else value
 
 
 def _cell(attribute: str, form: str, item: Any) -> Any:

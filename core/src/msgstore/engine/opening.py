@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 
 from msgstore.config import Backend, Config, StoreConfig, read_config, store_config
-from msgstore.contract import ConfigError, MsgStoreError, StoreError, StoreLocked
+from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError, StoreError, StoreLocked
 from msgstore.contract.events import StoreOpenedEvent
 from msgstore.directory import known_settings
 from msgstore.engine.backends import can_be_read_live
@@ -27,6 +27,7 @@ from msgstore.engine.open.startup import OpenDirectory, Resources, look_beside, 
 from msgstore.engine.read.live_reader import ReadView, WriterTracker
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
+from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 S = TypeVar("S", bound=Store)
@@ -142,6 +143,10 @@ def open_configured(
         listed = " or ".join(f'index = "{name}"' for name in able)
         more = f"A store with {listed} can be read while another process writes it."
         raise StoreLocked(f"{error} {more}", error.pid) from error.__cause__
+    except Exception as error:
+        if (broken := blame(error)) is not None:
+            raise BrokenPlugin(f"{config.path}: {broken}") from error
+        raise
 
 
 def _assemble(

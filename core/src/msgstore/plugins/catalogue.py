@@ -189,7 +189,8 @@ class Catalogue(Loaded):
     def make(self, descriptor: Descriptor, argument: object) -> Any:
         """Call the factory of ``descriptor``. Exceptions of the plugin and missing methods become BrokenPlugin: otherwise the
         store would open, and a later flush or collection would fail."""
-        with self.attribute_errors(descriptor, "cannot be created"):
+        about_the_store = (MsgStoreError, OSError) if isinstance(descriptor, IndexDescriptor) else MsgStoreError
+        with self.attribute_errors(descriptor, "cannot be created", passing=about_the_store):
             backend = descriptor.load_factory()(argument)
             if missing := list(missing_names(backend, descriptor)):
                 class_name = f"{type(backend).__module__}.{type(backend).__qualname__}"
@@ -214,9 +215,11 @@ class Catalogue(Loaded):
     def broken(self, descriptor: Descriptor, failed: str, error: BaseException) -> BrokenPlugin:
         """Return the error that says what a plugin could not do, and why."""
         found = self._registration(descriptor)
+        text = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} {failed}: {type(error).__name__}: {error}"
+        if isinstance(error, OSError):  # about a file of its own: nothing that an installation would mend
+            return BrokenPlugin(text)
         return BrokenPlugin(
-            f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} {failed}: "
-            f"{type(error).__name__}: {error}. Installed: {_listed(self._of(found.kind), but=found)}. "
+            f"{text}. Installed: {_listed(self._of(found.kind), but=found)}. "
             f"Try: pip install --upgrade --force-reinstall {found.provider.distribution}"
         )
 

@@ -82,6 +82,7 @@ def _report(
         out.damage(spans)
     skipped = dict.fromkeys(quarantined, "damage was found in it earlier")
     skipped |= {result.file: result.skipped for result in results if result.skipped}
+    out.note_plugin_failures(skipped.values())
     for file, reason in () if out.as_json else skipped.items():
         output.note(f"{file}: skipped: {reason}")
     totals = sums(results, "size_before", "size_after", "written")

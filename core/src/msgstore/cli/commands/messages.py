@@ -93,7 +93,7 @@ def get(store: options.StoreArgument, msg_id: bytes, fields: bool, out: output.O
     elif fields:
         shown = {"record": described.record or "-", **described.as_text(), "size": output.size(len(body)), "refs": references}
         for name, value in shown.items():  # not as a table: it would wrap long values
-            click.echo(f"{name:<{max(map(len, shown))}}  {value}")
+            click.echo(output.visible(f"{name:<{max(map(len, shown))}}  {value}"))
     else:
         sys.stdout.buffer.write(body)
         sys.stdout.buffer.flush()

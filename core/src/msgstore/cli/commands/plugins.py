@@ -191,6 +191,6 @@ def _errors(checks: Iterable[Callable[[], object]], where: str) -> list[str]:
     for run in checks:
         try:
             run()
-        except MsgStoreError as error:
+        except (MsgStoreError, OSError) as error:
             errors.append(str(error) if str(error).startswith(where) else f"{where}: {error}")
     return list(dict.fromkeys(errors))

@@ -21,7 +21,18 @@ from queue import Empty, SimpleQueue
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import Action, Combine, Compact, Drop, Migrate, MsgStoreError, SegmentStats, StoreClosed, StoreIOError
+from msgstore.contract import (
+    Action,
+    BrokenPlugin,
+    Combine,
+    Compact,
+    Drop,
+    Migrate,
+    MsgStoreError,
+    SegmentStats,
+    StoreClosed,
+    StoreIOError,
+)
 from msgstore.contract.events import CollectionFinishedEvent, MessagesDroppedEvent
 from msgstore.engine.backends import Backends
 from msgstore.engine.compact.copy_compaction import compact_by_copy
@@ -38,6 +49,7 @@ from msgstore.engine.compact.policy_actions import numbers_of, validate_actions
 from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
+from msgstore.plugins.blame import blame
 from msgstore.plugins.loader import comes_from_outside
 
 log = logging.getLogger("msgstore.collection")
@@ -91,7 +103,7 @@ class GarbageCollector:
     def collect(self, *, everything: bool = False, progress: ProgressCallback | None = None) -> list[CollectionResult]:
         """Carry out what the policy plans, or with ``everything`` compact every segment with garbage; delete empty segments.
 
-        Raises StoreClosed; StoreIOError after everything else is done, if a file operation failed.
+        Raises StoreClosed; after everything else is done StoreIOError, if a file operation failed, or BrokenPlugin.
         """
 
         def compact_all(stats: Sequence[SegmentStats], _: object) -> list[Action]:
@@ -110,15 +122,15 @@ class GarbageCollector:
         return self._carry_out(plan, progress)
 
     def _plan(self, stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
-        """Return the actions of the policy that can be carried out; none if it raises: it must not end the collector."""
+        """Return the actions of the policy that can be carried out. Raises BrokenPlugin if it raises."""
         try:
             actions: list[object] = list(self._policy.plan(stats, time.time()))
         except Exception as error:
             if comes_from_outside(error):
                 raise
-            name = type(self._policy).__name__
-            log.exception("the GC policy %s failed; nothing is collected but empty segments", name)
-            return []
+            text = blame(error) or f"the GC policy {type(self._policy).__name__} failed: {type(error).__name__}: {error}"
+            where = self._segments.directory
+            raise BrokenPlugin(f"{where}: nothing is collected but empty segments: {text}") from error
         good: list[Action] = []
         for action, reason in validate_actions(actions, stats, segments, self._generation, may_drop=self._may_drop):
             if reason is None:
@@ -133,14 +145,17 @@ class GarbageCollector:
             self._lifecycle.check_open()
             with self._accounting.state_lock:
                 stats, segments = self.stats(), self._segments.by_number.copy()
-            actions = plan(stats, segments)
+            failure: MsgStoreError | None = None
+            try:
+                actions = plan(stats, segments)
+            except BrokenPlugin as error:
+                actions, failure = [], error
             empty = [s for s in stats if not (s.live_count or s.current or s.quarantined)]
             with self._accounting.state_lock:
                 for s in empty:
                     if s.number in self._segments.by_number:
                         self._accounting.queue_deletion(segments[s.number])
             done = [CollectionResult(s.file, s.size, 0, outcome="deleted") for s in empty]
-            failure: StoreIOError | None = None
             for at, action in enumerate(actions):
                 if self.is_stopping:
                     break

@@ -28,6 +28,7 @@ from msgstore.engine.segment.segment import Segment, damaged_index
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.locations import MASK, pack_locations
+from msgstore.plugins.blame import PLUGIN_FAILED
 from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat
 from msgstore.scan.formats import scan_checked
@@ -100,7 +101,7 @@ def blamed(segment: Segment, form: OpenFormat, call: str) -> Iterator[None]:
         with form.attribute_errors(call):
             yield
     except BrokenPlugin as error:
-        raise InconsistentSegment(segment, str(error), damaged=False) from error.__cause__
+        raise InconsistentSegment(segment, f"{PLUGIN_FAILED}: {error}", damaged=False) from error.__cause__
 
 
 @attrs.define
@@ -252,4 +253,4 @@ def _switch(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Seq
             raise
         catalogue = context.segments.formats.catalogue
         reason = catalogue.broken(catalogue.index(context.index_name), "failed in relocate", error)
-        raise InconsistentSegment(segment, str(reason), damaged=False) from error
+        raise InconsistentSegment(segment, f"{PLUGIN_FAILED}: {reason}", damaged=False) from error

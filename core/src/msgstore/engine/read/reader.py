@@ -20,6 +20,7 @@ from msgstore.engine.segment.segment import Decode, Segment, damaged_index, io_e
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
+from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import WholeRecord
 from msgstore.writer_lock import read_lock
 
@@ -138,6 +139,9 @@ class Reader:
                     return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
             except (TypeError, KeyError, OSError, ValueError, RecordError):  # ValueError: the map was closed
                 pass
+            except Exception as error:  # of a plugin: the slow path raises it again, and names the plugin
+                if comes_from_outside(error):
+                    raise
             return slow_path(msg_id)
 
         return read

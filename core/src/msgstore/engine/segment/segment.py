@@ -19,6 +19,7 @@ import attrs
 from msgstore.contract import BrokenPlugin, SegmentStats, StoreError, StoreIOError
 from msgstore.directory import ERASE_SUFFIX, TEMP_SUFFIX, segments_ending
 from msgstore.files import Files
+from msgstore.plugins.blame import blame
 from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat
 
@@ -78,7 +79,8 @@ class Segment:
 
 
 class io_errors:  # noqa: N801 - used as a function; a generator would cost a flush several microseconds
-    """Context manager: an OSError about a file or directory becomes StoreIOError, and a BrokenPlugin names the file."""
+    """Context manager: an OSError about a file or directory becomes StoreIOError, another exception of a plugin BrokenPlugin,
+    and a BrokenPlugin names the file."""
 
     __slots__ = ("_offset", "_path")
 
@@ -94,6 +96,8 @@ class io_errors:  # noqa: N801 - used as a function; a generator would cost a fl
             raise io_error(self._path, self._offset, error) from error
         if isinstance(error, BrokenPlugin):
             raise BrokenPlugin(f"{self._path}: {error}") from error.__cause__
+        if (broken := blame(error)) is not None:
+            raise BrokenPlugin(f"{self._path}: {broken}") from error
 
 
 def io_error(path: Path, offset: int | None, error: OSError) -> StoreIOError:

@@ -18,7 +18,8 @@ from pathlib import Path
 from threading import get_ident
 from types import TracebackType
 
-from msgstore.contract import MsgStoreError, StoreClosed
+from msgstore.contract import BrokenPlugin, MsgStoreError, StoreClosed
+from msgstore.plugins.blame import blame
 from msgstore.plugins.loader import comes_from_outside
 
 log = logging.getLogger("msgstore.store")
@@ -100,13 +101,17 @@ class Lifecycle:
         """
         return _Guard(self)
 
-    def end_if_interrupted(self, error: BaseException, *, in_callback: bool) -> None:
-        """End the store as a killed process would, if ``error`` is an exception from outside that came in a change.
+    def handle_exception(self, error: BaseException, *, in_callback: bool) -> None:
+        """End the store as a killed process would, if ``error``, which leaves a change, is an exception from outside.
 
-        Does nothing in a callback, or if it has ended already. Caller holds no lock, and raises ``error`` again.
+        Does nothing in a callback, or if it has ended already. Raises BrokenPlugin, which names the store, if a plugin has
+        raised ``error``. Caller holds no lock, and raises ``error`` again.
         """
-        is_inside = isinstance(error, Exception) and not comes_from_outside(error)
-        if is_inside or in_callback or self.interrupted is not None:
+        if isinstance(error, Exception) and not comes_from_outside(error):
+            if (broken := blame(error)) is not None:
+                raise BrokenPlugin(f"{self.path}: {broken}") from error
+            return
+        if in_callback or self.interrupted is not None:
             return
         self.callbacks.threads.discard(get_ident())  # the exception may have come where a callback begins or ends
         self.interrupted = StoreClosed(
@@ -131,7 +136,7 @@ class _Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            self._lifecycle.end_if_interrupted(error, in_callback=self._in_callback)
+            self._lifecycle.handle_exception(error, in_callback=self._in_callback)
 
 
 def warn_of_unconfirmed(path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]) -> None:

@@ -218,7 +218,7 @@ class Writer:
             self._restore(popped)
             raise
         except BaseException as error:  # as ``guard``, which would make each removal a tenth slower
-            self._lifecycle.end_if_interrupted(error, in_callback=self._lifecycle.callbacks.is_inside)
+            self._lifecycle.handle_exception(error, in_callback=self._lifecycle.callbacks.is_inside)
             raise
         if on_disk:
             self.background.wake()

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Self
 
 from msgstore import forking
-from msgstore.contract import StoreClosed, StoreError, StoreIOError, StoreLocked
+from msgstore.contract import BrokenPlugin, StoreClosed, StoreError, StoreIOError, StoreLocked
 from msgstore.directory import LOCK
 from msgstore.files import Files
+from msgstore.plugins.blame import blame
 from msgstore.writer_lock import WriterLock
 
 PARTS = "parts"
@@ -204,7 +205,8 @@ def _delete(files: Files, path: Path) -> None:
 
 @contextmanager
 def errors(place: Path) -> Iterator[None]:
-    """Convert errors of the operating system: add the path, ``place`` if they have none, and what became of the job."""
+    """Convert errors of the operating system: add the path, ``place`` if they have none, and what became of the job. Those of
+    plugins get the name of the plugin and ``place``."""
     try:
         yield
     except (OSError, StoreError) as error:
@@ -217,6 +219,10 @@ def errors(place: Path) -> Iterator[None]:
             f"{cause.filename}: {cause.strerror}. Nothing was kept; mend the cause (space, limits, permissions, the disk) and "
             "run the job again."
         ) from cause
+    except Exception as error:
+        if (broken := blame(error)) is not None:
+            raise BrokenPlugin(f"{place}: {broken}") from error
+        raise
 
 
 def check_destination(destination: Path, sources: Iterable[str | Path] = ()) -> None:

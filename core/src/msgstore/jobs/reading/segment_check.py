@@ -13,12 +13,13 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.contract import Buffer, Columns, Damage
+from msgstore.contract import BrokenPlugin, Buffer, Columns, Damage
 from msgstore.engine.open.recovery_plan import CHAIN
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
 from msgstore.jobs.reading.chains import Judge, read_spans
 from msgstore.jobs.reports import ScannedSegment
+from msgstore.plugins.blame import PLUGIN_FAILED, blame
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.formats import scan_checked
 
@@ -66,7 +67,9 @@ def opening(found: SegmentInput) -> Iterator[tuple[OpenFormat, Buffer]]:
     except OSError as error:
         raise UnreadableSegmentError(f"{UNREADABLE}: {error.strerror or error}") from error
     except Exception as error:
-        raise UnreadableSegmentError(f"{UNREADABLE}: {type(error).__name__}: {error}") from error
+        broken = error if isinstance(error, BrokenPlugin) else blame(error)
+        reason = f"{type(error).__name__}: {error}" if broken is None else f"{PLUGIN_FAILED}: {broken}"
+        raise UnreadableSegmentError(f"{UNREADABLE}: {reason}") from error
 
 
 # -- as a scan reports it -----------------------------------------------------------------------------------------------------

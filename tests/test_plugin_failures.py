@@ -1,0 +1,129 @@
+"""A method of a plugin raises: each command and call names plugin, distribution and store, and the command exits with 2."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import msgstore
+from msgstore import forking
+from msgstore.contract import BrokenPlugin
+from support import A, B, command, open_with
+
+FORMAT = "msgstore_format_v2.format:SegmentFormatV2"
+RECORD = "msgstore_format_v2.message:MessageRecord"
+ETS = "msgstore_ets_index.index:EtsIndex"
+
+
+def break_method(monkeypatch: pytest.MonkeyPatch, target: str, method: str) -> None:
+    """Let a method of a plugin's class raise, in the plugin's own module."""
+    module, _, name = target.partition(":")
+    there = importlib.import_module(module)
+    scope = vars(there) | {}
+    exec(f"def {method}(self, *_, **__):\n    raise RuntimeError('boom')\n", scope)
+    monkeypatch.setattr(getattr(there, name), method, scope[method])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Path]:
+    """Its commands end like programs: what they leave open is abandoned."""
+    with msgstore.open_store(tmp_path / "store") as opened, opened.client() as client:
+        client.write(A, b"body" * 25)
+        client.write(B, b"another")
+    yield tmp_path / "store"
+    for left in list(forking._open):
+        if isinstance(left, msgstore.Store) and left.path.resolve() == (tmp_path / "store").resolve():
+            left.abandon()
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "arguments"),
+    [
+        (FORMAT, "decode", "get store {A}"),
+        (FORMAT, "decode", "verify store"),
+        (FORMAT, "decode", "salvage store new --record checksum"),
+        (FORMAT, "encode", "put store {C}"),
+        (FORMAT, "scan", "scan store"),
+        (FORMAT, "scan", "salvage store new"),
+        (FORMAT, "scan", "inventory store"),
+        (FORMAT, "scan", "diff store store"),
+        (FORMAT, "scan", "verify store"),
+        (FORMAT, "body_span", "export store new"),
+        (FORMAT, "fill_gap", "compact store --all"),
+        (RECORD, "body_span", "export store new"),
+        (ETS, "release", "rm store {A}"),
+        (ETS, "enter", "put store {C}"),
+        (ETS, "freeze", "put store {C}"),
+        (ETS, "commit", "put store {C}"),
+        (ETS, "close", "put store {C}"),
+        (ETS, "clear", "put store {C}"),
+        (ETS, "items", "ls store"),
+        (ETS, "load", "info store"),
+        (ETS, "__len__", "info store"),
+    ],
+)
+def test_command_names_plugin_that_raises(target, method, arguments, store, monkeypatch):
+    monkeypatch.chdir(store.parent)
+    if "compact" in arguments:
+        command("rm", store, A.hex())
+    if method == "clear":
+        (store / "msgstore-ets.snapshot").unlink()
+    break_method(monkeypatch, target, method)
+    filled = arguments.format(A=A.hex(), C="11" * 16).split()
+    result = command(*filled, code=2, stdin=b"body")
+    output = " ".join((result.stderr + result.stdout).split())
+    distribution = target.partition(".")[0].replace("_", "-")
+    assert f"of {distribution}" in output
+    assert f"{method}" in output or "cannot" in output
+    assert "RuntimeError: boom" in output
+    assert "store" in output.partition("RuntimeError")[0].replace(distribution, "").replace("msgstore", "")
+
+
+@pytest.mark.parametrize("method", ["get", "references", "release"])
+def test_call_names_plugin_that_raises(method, tmp_path, monkeypatch):
+    store = open_with(tmp_path, sync_interval="1h")
+    client = store.client()
+    client.write(A, b"body")
+    store.flush()
+    break_method(monkeypatch, "msgstore_ets_index.index:EtsIndex", method)
+    calls = {"get": lambda: store.entry(A), "references": lambda: store.references(A), "release": lambda: client.remove([A])}
+    monkeypatch.setattr(store._index, method, getattr(type(store._index), method).__get__(store._index), raising=False)
+    with pytest.raises(
+        BrokenPlugin, match=f"{tmp_path}: the index 'ets' of msgstore-ets-index .* failed in {method}: RuntimeError"
+    ):
+        calls[method]()
+    monkeypatch.undo()
+    store.abandon()
+
+
+def test_fast_read_names_plugin_that_raises(tmp_path, monkeypatch):
+    """Whatever it raises: the fast path of a read takes some exceptions for a message that has moved."""
+    with open_with(tmp_path) as store:
+        client = store.client()
+        client.write(A, b"body")
+    break_method(monkeypatch, FORMAT, "decode")
+    with open_with(tmp_path) as store:
+        for _ in range(2):
+            with pytest.raises(BrokenPlugin, match="failed in decode: RuntimeError: boom"):
+                store.read(A)
+
+
+def test_factory_that_raises_oserror_hides_no_other_store(tmp_path, monkeypatch):
+    """``config check`` says so of its store, and checks the others. No installation is proposed for a file that is missing."""
+    pytest.importorskip("acme_zstd_body")
+    from acme_zstd_body.codec import ZstdBody
+
+    def absent(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "key")
+
+    monkeypatch.setattr(ZstdBody, "__init__", absent)
+    (tmp_path / "msgstore.toml").write_text('[stores.a]\npath = "a"\nbody = "zstd"\n[stores.b]\npath = "b"\n', encoding="utf-8")
+    result = command("config", "check", "--config", tmp_path / "msgstore.toml", code=2)
+    assert "[stores.a]" in result.stderr
+    assert "the body codec 'zstd' of acme-zstd-body 1.0.0" in result.stderr
+    assert "cannot be created: FileNotFoundError: [Errno 2] No such file or directory: 'key'" in result.stderr
+    assert "pip install" not in result.stderr
+    assert "b: ok" in result.stdout

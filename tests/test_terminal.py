@@ -1,0 +1,45 @@
+"""Names of files and fields of records may be hostile: what would control a terminal never reaches it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+import msgstore
+from msgstore.cli.output import visible
+from support import A, command
+
+TITLE = "\x1b]0;owned\x07"
+"""Sets the title of a terminal's window."""
+COLOURS = re.compile("\x1b\\[[0-9;]*m|\x1b\\]8;[^\x1b]*\x1b\\\\")
+"""What rich writes itself."""
+
+
+@pytest.mark.parametrize("colours", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "scan {}", "scan {}/{}.sqs", "info {}", "ls {}", "verify {}", "map {}", "inventory {}", "diff {} {}",
+        "export {} new", "salvage {} new", "salvage absent{} new", "compact {}", "migrate {} --to v2", "rm {} {id}",
+        "top {} --once",
+    ],
+)  # fmt: skip
+def test_no_name_controls_the_terminal(arguments, colours, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", colours)
+    with msgstore.open_store(TITLE) as store, store.client() as client:
+        client.write(A, b"body")
+    shutil.copy(tmp_path / TITLE / "0.sqs", tmp_path / TITLE / f"{TITLE}.sqs")
+    words = [word.replace("{id}", A.hex()).replace("{}", TITLE) for word in arguments.split()]
+    result = command(*words, code=None)
+    for output in (result.stdout, result.stderr):
+        controls = re.sub(COLOURS, "", output).replace("\n", "")
+        assert controls.isprintable(), repr(controls)
+    assert "x1b]0;owned" in result.output or arguments.startswith(("ls", "rm", "compact", "migrate"))
+
+
+def test_printable_text_is_unchanged():
+    assert visible("Grüße, 世界\nline") == "Grüße, 世界\nline"
+    assert visible("\x1b[2J\x9b\x7f\t\u202eabc") == "\\x1b[2J\\x9b\\x7f\\t\\u202eabc"
