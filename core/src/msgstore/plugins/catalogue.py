@@ -298,8 +298,10 @@ class Catalogue(Loaded):
             message += f" {name!r} is for format {same}; select that format, or another record type."
         elif near := difflib.get_close_matches(name, sorted({found.descriptor.name for found in installed}), n=1):
             message += f" Did you mean {near[0]!r}?"
-        elif distribution:
+        elif (kind, name) in _KNOWN_DISTRIBUTIONS:
             message += f" Try: pip install {distribution}"
+        elif distribution:  # anybody may have written it: no line to copy
+            message += f" According to the directory, the distribution {distribution!r} has it: install that if you know it."
         else:
             message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
         return PluginError(message)
