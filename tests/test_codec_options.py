@@ -137,3 +137,38 @@ def test_salvage_binds_record_type(tmp_path):
     assert "--bind audit=128 of salvage and import" in command(*salvage, code=2).stderr
     command(*salvage, "--bind", "audit=140")
     assert json_of("info", tmp_path / "rescued")[0]["records"] == {"audit": 140}
+
+
+def test_plugins_shows_options_and_what_formats_declare():
+    found = {(one["kind"], one["name"]): one for one in json_of("plugins") if one["kind"] != "problem"}
+    options = {one["name"]: one for one in found["gc", "retention"]["options"]}
+    assert options["max_age"]["type"] == "time"
+    assert options["then"] == {"name": "then", "type": '"never" or "half-empty"', "default": '"never"'}
+    assert found["index", "ets"]["options"] == []
+    assert (found["format", "v2"]["extension"], found["format", "v2"]["generation"]) == (".sqs", 2)
+    assert (found["record", "checksum"]["format"], found["record", "checksum"]["assigned_byte"]) == ("v2", 4)
+    text = command("plugins").stdout
+    assert 'then: "never" or "half-empty", default "never"' in text
+    assert "files *.sqs, generation 2" in text
+    assert "type of v2, byte 4" in text
+
+
+def test_check_creates_backends_with_their_examples(monkeypatch):
+    codec = pytest.importorskip("acme_aes_body.codec")
+
+    def fail(*_: object) -> None:
+        raise OSError(2, "No such file or directory", "key")
+
+    monkeypatch.setattr(codec.AesBody, "__init__", fail)
+    [problem] = (row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem")
+    assert "the body codec 'aes-gcm' of acme-aes-body" in problem
+    assert "cannot be created: FileNotFoundError" in problem
+
+
+def test_option_that_selects_the_backend_is_refused():
+    from msgstore.contract import BodyCodecDescriptor
+    from msgstore.plugins.loader import check_descriptor
+
+    options = attrs.make_class("Options", {"use": attrs.field(default="", type=str)})
+    with pytest.raises(ValueError, match="an option cannot be named 'use'"):
+        check_descriptor(BodyCodecDescriptor(name="a", contract=(1, 0), factory="a:b", options=options))

@@ -175,16 +175,13 @@ class Catalogue(Loaded):
             except PluginError as error:
                 yield str(error)
 
-    def unloadable(self) -> Iterator[str]:
-        """Import every factory. Yield one line for each that fails."""
-        for found in self.registrations:
-            try:
-                if not callable(found.descriptor.load_factory()):
-                    raise TypeError(f"{found.descriptor.factory} is not callable")
-            except (Exception, SystemExit) as error:
-                if comes_from_outside(error):
-                    raise
-                yield str(self.broken(found.descriptor, "cannot be imported", error))
+    def load_factory(self, descriptor: Descriptor) -> Callable[[Any], Any]:
+        """Import a factory. Raises BrokenPlugin."""
+        with self.attribute_errors(descriptor, "cannot be imported", passing=()):
+            factory = descriptor.load_factory()
+            if not callable(factory):
+                raise TypeError(f"{descriptor.factory} is not callable")
+            return factory
 
     def make(self, descriptor: Descriptor, argument: object) -> Any:
         """Call the factory of ``descriptor``. Exceptions of the plugin and missing methods become BrokenPlugin: otherwise the

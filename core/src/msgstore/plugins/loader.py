@@ -289,6 +289,8 @@ def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor
             raise ValueError("an option of a record type cannot be named 'byte': this key sets the type byte")
         if option.default is attrs.NOTHING:
             raise ValueError(f"the option {option.name!r} has no default: records are also read without a configuration")
+    if "use" in attrs.fields_dict(descriptor.options) and not isinstance(descriptor, RecordTypeDescriptor):
+        raise ValueError("an option cannot be named 'use': this key selects the backend")
     for extension in extensions_of(descriptor):
         if not isinstance(extension, str) or re.fullmatch(r"\.[A-Za-z0-9_]+", extension) is None:
             raise ValueError(f"the extension {extension!r} is not '.' followed by letters, digits and '_', such as '.acme'")

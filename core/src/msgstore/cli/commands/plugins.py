@@ -15,24 +15,30 @@ import click
 from rich.text import Text
 
 from msgstore.cli import options, output
+from msgstore.cli.option_texts import hinted_fields, toml_type, toml_value
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
 from msgstore.contract import (
     BodyCodecDescriptor,
     ConfigError,
     Descriptor,
+    FormatContext,
     IndexDescriptor,
+    JobRunnerDescriptor,
     MsgStoreError,
+    RecordContext,
     RecordTypeDescriptor,
+    SegmentFormatDescriptor,
 )
 from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
 from msgstore.files import Files
-from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.plugins.catalogue import NOUNS, Catalogue, load_catalogue
 from msgstore.plugins.loader import Provider
+from msgstore.scan.formats import THIRD_PARTY_BYTES
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Also import every backend. Exit with 2 if there is a problem.")
+@click.option("--check", is_flag=True, help="Also import and create the backends. Exit with 2 if there is a problem.")
 @options.file("--config", "config_file", help="Omit plugins that FILE disables.")
 @options.as_json
 def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
@@ -44,7 +50,7 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
       msgstore plugins --check --json
     """
     catalogue = load_catalogue(read_config(config_file).disabled if config_file else ())
-    problems = [*catalogue.problems(), *(catalogue.unloadable() if check else ())]
+    problems = [*catalogue.problems(), *(_unusable(catalogue) if check else ())]
     installed = list(_installed(catalogue))
     if not out.as_json:
         installed.sort(key=lambda one: ("events" in one, one["kind"], one["name"]))
@@ -65,6 +71,25 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
         click.get_current_context().exit(2)
 
 
+def _unusable(catalogue: Catalogue) -> Iterator[str]:
+    """Import each factory, and create the backend with each set of options that its descriptor has as an example. Yield one
+    line for each that fails. Indexes and job runners are only imported: they would open a store, or start a cluster."""
+    for found in catalogue.registrations:
+        descriptor = found.descriptor
+        try:
+            catalogue.load_factory(descriptor)
+            for example in () if isinstance(descriptor, IndexDescriptor | JobRunnerDescriptor) else descriptor.examples:
+                where = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}: examples"
+                given = structure(descriptor.options, example, where)
+                if isinstance(descriptor, RecordTypeDescriptor):
+                    given = RecordContext(given, descriptor.assigned_byte or min(THIRD_PARTY_BYTES))
+                elif isinstance(descriptor, SegmentFormatDescriptor):
+                    given = FormatContext(given)
+                catalogue.make(descriptor, given)
+        except MsgStoreError as error:
+            yield str(error)
+
+
 def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
     """Yield the object of each backend, and of each plugin with event hooks."""
 
@@ -77,8 +102,20 @@ def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
         own: dict[str, Any] = {"contract": list(descriptor.contract)}
         own["capabilities"] = sorted(capability.value for capability in descriptor.capabilities)
         own["summary"] = descriptor.summary
+        own["options"] = [
+            {
+                "name": field.name,
+                "type": toml_type(field.type).replace("`", ""),
+                "default": toml_value(field.type, field.default).replace("`", ""),
+            }
+            for field in hinted_fields(descriptor.options)
+        ]
         if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
             own["fields"] = [attrs.asdict(field) for field in descriptor.fields]
+        if isinstance(descriptor, RecordTypeDescriptor):
+            own |= {"format": descriptor.format, "assigned_byte": descriptor.assigned_byte}
+        if isinstance(descriptor, SegmentFormatDescriptor):
+            own |= {"extension": descriptor.extension, "generation": descriptor.generation}
         yield members(found.kind, descriptor.name, found.provider, **own)
     observers = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
     for provider, group in groupby(observers, key=lambda observer: observer.provider):
@@ -86,11 +123,21 @@ def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
 
 
 def _summary(one: dict[str, Any]) -> Text:
-    """Return the summary of a backend, with contract and capabilities below it, or the number of an observer's events."""
+    """Return the summary of a backend, and below it what else its descriptor has; or the number of an observer's events."""
     if "events" in one:
         return Text(f"receives {output.plural(len(one['events']), 'kind')} of events")
-    below = "; ".join(filter(None, [f"contract {'.'.join(map(str, one['contract']))}", ", ".join(one["capabilities"])]))
-    return Text.assemble(one["summary"], (f"\n{below}", "dim"))
+    parts = [f"contract {'.'.join(map(str, one['contract']))}", ", ".join(one["capabilities"])]
+    if "extension" in one:
+        parts.append(f"files *{one['extension']}, generation {one['generation']}")
+    if "format" in one:
+        parts.append(
+            f"type of {one['format']}" + (f", byte {one['assigned_byte']}" if one["assigned_byte"] is not None else "")
+        )
+    below = ["; ".join(filter(None, parts))]
+    for option in one["options"]:
+        default = "must be given" if option["default"] == "must be given" else f"default {option['default']}"
+        below.append(f"{option['name']}: {option['type']}, {default}")
+    return Text.assemble(one["summary"], ("\n" + "\n".join(below), "dim"))
 
 
 @click.group()
@@ -174,8 +221,7 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
         given = structure(descriptor.options, backend.options, f"{store.where} {key}", backend.base)
         if not isinstance(descriptor, IndexDescriptor):
             return catalogue.make(descriptor, given)
-        with catalogue.attribute_errors(descriptor, "cannot be imported"):  # creating it would open the store
-            return descriptor.load_factory()
+        return catalogue.load_factory(descriptor)  # creating it would open the store
 
     return [
         formats,

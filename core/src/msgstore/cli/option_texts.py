@@ -1,0 +1,61 @@
+"""Options of a backend as people read them: types and defaults as they stand in a configuration file. In Markdown."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from msgstore.config import Backend
+from msgstore.contract import Duration, Size
+
+
+def toml_type(kind: Any) -> str:
+    """Return the name of a type."""
+    names = {Size: "size", Duration: "time", Backend: "backend", Path: "path", str: "text", bool: "boolean", int: "integer"}
+    names |= {float: "number", type(None): "nothing"}
+    if kind in names:
+        return names[kind]
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(f'`"{value}"`' for value in inner)
+    if typing.get_origin(kind) is Mapping:
+        return "table"
+    if typing.get_origin(kind) is tuple:
+        return f"list of {toml_type(inner[0])}"
+    if attrs.has(kind):
+        return "`{ " + ", ".join(f"{field.name} = {toml_type(field.type)}" for field in hinted_fields(kind)) + " }`"
+    if inner and typing.get_origin(kind) is not None and not isinstance(kind, type):  # X | Y
+        return " or ".join(toml_type(part) for part in inner if part is not type(None))
+    return "table"
+
+
+def hinted_fields(kind: Any) -> Iterator[attrs.Attribute[Any]]:
+    """Yield the fields of an attrs class, with types that are resolved."""
+    hints = typing.get_type_hints(kind)
+    for field in attrs.fields(kind):
+        yield field.evolve(type=hints[field.name])
+
+
+def toml_value(kind: Any, value: object) -> str:
+    """Return a default as it would be written in a configuration file."""
+    if value is attrs.NOTHING:
+        return "must be given"
+    if value is None or isinstance(value, attrs.Factory) or value in ((), {}):  # type: ignore[arg-type]
+        return "none"
+    if isinstance(value, Backend):
+        return f'`"{value.name}"`'
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if kind in (Size, Duration) and value == 0:
+        return "`0`"
+    if kind is Size and isinstance(value, int):
+        units = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "MB": 10**6, "kB": 10**3, "B": 1}
+        return next(f'`"{value // size}{unit}"`' for unit, size in units.items() if value >= size and value % size == 0)
+    if kind is Duration and isinstance(value, int | float):
+        times = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
+        return next(f'`"{value / size:g}{unit}"`' for unit, size in times.items() if value >= size)
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
