@@ -99,6 +99,16 @@ def test_call_names_plugin_that_raises(method, tmp_path, monkeypatch):
     store.abandon()
 
 
+def test_verify_names_format_that_decodes_nothing(store, monkeypatch):
+    """A format that returns None: the codec is not to blame, and a store of plain bodies is not whole."""
+    from msgstore_format_v2.format import SegmentFormatV2
+
+    monkeypatch.setattr(SegmentFormatV2, "decode", lambda *_: None)
+    error = command("verify", store, code=2).stderr
+    assert "the segment format 'v2' of msgstore-format-v2" in error
+    assert "failed in decode: TypeError: a body is bytes, not NoneType" in error
+
+
 def test_fast_read_names_plugin_that_raises(tmp_path, monkeypatch):
     """Whatever it raises: the fast path of a read takes some exceptions for a message that has moved."""
     with open_with(tmp_path) as store:

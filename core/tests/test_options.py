@@ -17,10 +17,11 @@ YEAR = 365 * 86400
     ("parse", "text", "value"),
     [
         *((parse_size, text, size) for text, size in (
-            ("16MiB", 16 * 2**20), ("4000000B", 4_000_000), ("1 GiB", 2**30), ("1.5kB", 1500), (0, 0), (17, 17),
+            ("16MiB", 16 * 2**20), ("4000000B", 4_000_000), ("1 GiB", 2**30), ("1.5kB", 1500), (0, 0), ("0", 0), (17, 17),
             (2**40 - 1, 2**40 - 1))),
         *((parse_duration, text, seconds) for text, seconds in (
-            ("200ms", 0.2), ("1.5s", 1.5), ("2min", 120), ("1h", 3600), (3, 3.0), (0.5, 0.5), ("365d", YEAR), (YEAR, YEAR))),
+            ("200ms", 0.2), ("1.5s", 1.5), ("2min", 120), ("1h", 3600), ("0", 0), (3, 3.0), (0.5, 0.5), ("365d", YEAR),
+            (YEAR, YEAR))),
     ],
 )  # fmt: skip
 def test_text_with_unit_is_parsed(parse, text, value):

@@ -26,7 +26,7 @@ from msgstore.contract import (
     SegmentStats,
 )
 from msgstore.engine.compact.policy_actions import validate_actions
-from msgstore.testing import Subject
+from msgstore.testing import GcPolicyTests, Subject
 from msgstore.testing.stores import StoreFactory
 
 NOW = 1_000_000.0
@@ -203,6 +203,16 @@ def test_store_carries_out_only_what_is_possible(capabilities, plan, left, logge
         store.compact()
         assert store.stats().messages == left
     assert logged in caplog.text
+
+
+def test_kit_fails_policy_that_never_plans(tmp_path):
+    class Idle:
+        def plan(self, segments, now):
+            return [Compact(s.number) for s in segments if s.size > 2**40]
+
+    subject = Subject.of(GcPolicyDescriptor(name="idle", contract=(1, 0), factory=f"{__name__}:Scripted"))
+    with pytest.raises(pytest.fail.Exception, match="it plans nothing in any of these stores"):
+        GcPolicyTests().test_it_plans_something(subject, Idle())
 
 
 def test_policy_that_raises_is_named_and_empty_segments_are_deleted(tmp_path):

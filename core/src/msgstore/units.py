@@ -45,6 +45,8 @@ def _parse(value: object, units: dict[str, Any], limit: float, rule: str) -> flo
     number = None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
         number = value
+    elif isinstance(value, str) and value.strip() == "0":
+        number = 0
     elif isinstance(value, str) and (match := _NUMBER_AND_UNIT.fullmatch(value.strip())) and match[2] in units:
         number = float(match[1]) * units[match[2]]
     if number is not None and number > limit:

@@ -190,7 +190,11 @@ class Checker:
                 reason = "size_mismatch" if len(record) != entry.size else None
                 try:
                     if reason is None:
-                        self.decode_body(entry.msg_id, form.format.decode(entry.msg_id, record))
+                        stored = form.format.decode(entry.msg_id, record)
+                        if not isinstance(stored, bytes):
+                            wrong = TypeError(f"a body is bytes, not {type(stored).__name__}")
+                            raise form.catalogue.broken(form.descriptor, "failed in decode", wrong)
+                        self.decode_body(entry.msg_id, stored)
                 except RecordError as error:
                     reason = error.reason
                 if reason is not None:

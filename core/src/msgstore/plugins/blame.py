@@ -18,7 +18,9 @@ def blame(error: BaseException | None) -> BrokenPlugin | None:
 
     None for what is no fault of a plugin: an exception of msgstore, of the operating system, from outside, or of other code.
     """
-    if error is None or isinstance(error, MsgStoreError | OSError | MemoryError) or comes_from_outside(error):
+    if not isinstance(error, Exception | SystemExit) or isinstance(error, MsgStoreError | OSError | MemoryError):
+        return None
+    if comes_from_outside(error):
         return None
     catalogue = load_catalogue()
     factories = {

@@ -130,9 +130,8 @@ def _summary(one: dict[str, Any]) -> Text:
     if "extension" in one:
         parts.append(f"files *{one['extension']}, generation {one['generation']}")
     if "format" in one:
-        parts.append(
-            f"type of {one['format']}" + (f", byte {one['assigned_byte']}" if one["assigned_byte"] is not None else "")
-        )
+        byte = "" if one["assigned_byte"] is None else f", byte {one['assigned_byte']}"
+        parts.append(f"type of {one['format']}{byte}")
     below = ["; ".join(filter(None, parts))]
     for option in one["options"]:
         default = "must be given" if option["default"] == "must be given" else f"default {option['default']}"

@@ -162,8 +162,10 @@ class PinnedSegment:
             died = self.died.copy()
         known = len(died.union(live.locations(segment.number))) if died else len(live)
         if known != self.count:
-            lost = self.count - known
-            raise InconsistentSegment(segment, f"{lost} of its {self.count} live records are not where the index says")
+            reason = f"{self.count - known} of its {self.count} live records are not where the index says"
+            if known > self.count:
+                reason = f"its scan finds {known} live records where the index has {self.count}"
+            raise InconsistentSegment(segment, reason)
         return live
 
     @property
