@@ -210,6 +210,16 @@ def test_links_are_refused(tmp_path: Path, context: dict[str, bool]) -> None:
         make(tmp_path, **context).load()
 
 
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_pipe_in_place_of_file_is_refused(tmp_path: Path, name: str) -> None:
+    """LMDB would wait for its other end."""
+    path = fill(tmp_path, 10).parent
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(OSError, match=f"{name}.* is a pipe, a socket or a device; remove it|is a pipe.*{name}"):
+        make(tmp_path).load()
+
+
 def test_reader_that_cannot_be_registered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, 10)
     monkeypatch.setattr(os, "access", lambda *_: False)

@@ -114,11 +114,14 @@ class ErrorTranslator:
         return DamagedError(errno.EIO, what, str(self._path))
 
 
-def refuse_links(path: Path) -> None:
-    """Raise OSError if the directory or an LMDB file is a symbolic link: LMDB would write to any target."""
+def refuse_special_files(path: Path) -> None:
+    """Raise OSError if the directory or an LMDB file is a symbolic link, whose target LMDB would write to, or a pipe or a
+    device, which LMDB would wait for."""
     for name in (path, path / DATA, path / LOCK):
         if name.is_symlink():
             raise OSError(errno.ELOOP, "is a symbolic link; replace it with its target, or remove it", str(name))
+        if name.exists() and not (name.is_file() or name.is_dir()):
+            raise OSError(errno.EINVAL, "is a pipe, a socket or a device; remove it", str(name))
 
 
 def check_exists(path: Path) -> None:

@@ -25,7 +25,7 @@ from msgstore_lmdb_index.contents import (
     DamagedError,
     ErrorTranslator,
     check_exists,
-    refuse_links,
+    refuse_special_files,
     short_switch_interval,
 )
 
@@ -60,7 +60,7 @@ class Environment:
         self._read_only = read_only
         self._read_lock = threading.Lock()
         if not read_only:
-            refuse_links(path)
+            refuse_special_files(path)
         self._sync = sync
         self._map_size = -(-max(map_size, _MINIMUM_MAP) // _MAP_STEP) * _MAP_STEP
         self._open(create=not read_only)

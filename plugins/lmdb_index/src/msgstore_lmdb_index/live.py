@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-from msgstore_lmdb_index.contents import DATA, LOCK, Contents, ErrorTranslator, check_exists, refuse_links
+from msgstore_lmdb_index.contents import DATA, LOCK, Contents, ErrorTranslator, check_exists, refuse_special_files
 
 if TYPE_CHECKING:
     from msgstore_lmdb_index.contents import Transaction
@@ -72,7 +72,7 @@ class LiveEnvironment:
 
     def _open(self) -> None:
         check_exists(self._path)
-        refuse_links(self._path)
+        refuse_special_files(self._path)
         lock = self._path / LOCK
         # Without write access, as on a read-only file system, LMDB would silently read without registering.
         if not os.access(lock if lock.exists() else self._path, os.W_OK):

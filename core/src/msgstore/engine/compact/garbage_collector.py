@@ -232,7 +232,9 @@ class GarbageCollector:
         """Leave a segment as it is. A damaged one is quarantined; after a failure of a plugin the policy does not get it again
         before more of it has died."""
         segment = error.segment
-        log.warning("%s: %s; the segment is kept as it is and not collected", segment.path, error.reason)
+        advice = ". 'msgstore verify' lists the damage, 'msgstore salvage' copies all intact records" if error.damaged else ""
+        what = "%s: %s; the segment is kept as it is and not collected%s"
+        log.warning(what, segment.path, error.reason, advice)
         if error.damaged:
             self._segments.telemetry.damage(segment.path.name, None, error.reason)
             with self._accounting.flush_lock:
