@@ -114,7 +114,8 @@ class StoreConfig:
     """A body of at least this size gets its own segment, so that its removal frees the space at once."""
     sync_interval: Duration = Duration(0.2)
     """Time between the first change and the flush that confirms it; a shorter ``fsync_every`` replaces it. ``durability`` says
-    what is synced. 0: every call flushes before it returns."""
+    what is synced. The flush runs on a thread: beside threads that never wait, it begins and ends later. 0: every call flushes
+    before it returns."""
     max_unconfirmed: Size = Size(64 * 2**20)
     """Limit of uncommitted bytes: those written that no commit of the index covers, confirmed or not. Each message counts as
     its body plus 1 KiB. A writer that comes near the limit flushes before it continues. With ``fsync_every`` this flush
