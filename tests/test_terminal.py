@@ -43,3 +43,12 @@ def test_no_name_controls_the_terminal(arguments, colours, tmp_path, monkeypatch
 def test_printable_text_is_unchanged():
     assert visible("Grüße, 世界\nline") == "Grüße, 世界\nline"
     assert visible("\x1b[2J\x9b\x7f\t\u202eabc") == "\\x1b[2J\\x9b\\x7f\\t\\u202eabc"
+
+
+def test_table_of_many_rows_is_cut_and_says_so(tmp_path):
+    for number in range(1003):
+        (tmp_path / f"{number}.sqs").touch()
+    text = command("scan", tmp_path, code=None).stdout
+    assert "\n999.sqs " in text
+    assert "1000.sqs" not in text.partition("damaged spans")[0]
+    assert "... and 3 more; --json lists them all" in text

@@ -11,6 +11,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ from msgstore.plugins.blame import PLUGIN_FAILED
 
 PIPED_WIDTH = 160
 """Columns of output that does not go to a terminal."""
+MAX_ROWS = 1000
+"""Rows of a table: rich takes milliseconds for each."""
 MAX_LISTED = 40
 """Rows of a long list that people get. ``--json`` lists all."""
 NOT_READ = 3
@@ -101,12 +104,15 @@ class Output:
         as_json: Callable[[T], Mapping[str, Any]] | None = None,
         **look: Any,
     ) -> None:
-        """For programs: print the object of each item, if there is ``as_json``. For people: print a table with a row per item.
+        """For programs: print the object of each item, if there is ``as_json``. For people: print a table with a row per item, of
+        at most MAX_ROWS items.
 
-        Takes one item after another and keeps none. ``look``: options of :func:`table`.
+        Takes one item after another, and keeps no more than MAX_ROWS. ``look``: options of :func:`table`.
         """
         if not self.as_json:
-            self.console.print(table(title, columns, items, **look))
+            rest = iter(items)
+            self.console.print(table(title, columns, islice(rest, MAX_ROWS), **look))
+            self.more(MAX_ROWS + sum(1 for _ in rest), MAX_ROWS)
         elif as_json is not None:
             for item in items:
                 self.emit(as_json(item))
