@@ -104,8 +104,8 @@ class Output:
         as_json: Callable[[T], Mapping[str, Any]] | None = None,
         **look: Any,
     ) -> None:
-        """For programs: print the object of each item, if there is ``as_json``. For people: print a table with a row per item, of
-        at most MAX_ROWS items.
+        """For programs: print the object of each item, if there is ``as_json``. For people: print a table with a row per item,
+        of at most MAX_ROWS items.
 
         Takes one item after another, and keeps no more than MAX_ROWS. ``look``: options of :func:`table`.
         """

@@ -153,11 +153,10 @@ class Store:
 
     def stats(self) -> StoreStats:
         """Return statistics. Takes time linear in the number of segments, buffered messages and uncommitted changes."""
-        with self._accounting.state_lock:
+        with self._accounting.state_lock, io_errors(self.path):
             self._lifecycle.check_open()
             segments, pending = self._collector.stats(), list(self._buffer.pending)
-            with io_errors(self.path):
-                new = sum(self._index.get(msg_id) is None for msg_id in pending)
+            new = sum(self._index.get(msg_id) is None for msg_id in pending)
             now = self._segments.telemetry.counters
             added = self._initial_messages + now.written_messages + now.revived_messages
             # removals are calculated: counting them would cost time per message
