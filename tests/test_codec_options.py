@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from pathlib import Path
 
 import attrs
@@ -36,13 +38,13 @@ class Options:
     [
         ({"server": {"host": "a", "prot": 1}}, "where server: unknown key 'prot'. Did you mean 'port'?"),
         ({"server": {}}, "where server: the key host is missing"),
-        ({"server": "a"}, "where server: 'a' is not a table"),
+        ({"server": "a"}, "where server: text is not a table"),
         ({"server": {"host": "a", "port": "b"}}, "where server: port: 'b' is not an integer"),
         ({"mirrors": [{"host": "a"}, {"hots": "b"}]}, "where mirrors: unknown key 'hots'. Did you mean 'host'?"),
         ({"password": {"env": "NO_SUCH"}}, "where password: the environment variable NO_SUCH is not set"),
         ({"password": {"file": "absent"}}, "where password: base/absent: cannot be read: No such file or directory"),
-        ({"password": {"env": "A", "file": "b"}}, "where password: {'env': 'A', 'file': 'b'} is not text"),
-        ({"password": 7}, "where password: 7 is not text"),
+        ({"password": {"env": "A", "file": "b"}}, "where password: a table with the keys env, file is not text"),
+        ({"password": 7}, "where password: an integer is not text"),
         ({"certificate": "~nobody-here/c"}, "where certificate: '~nobody-here/c': there is no such user"),
     ],
 )
@@ -172,3 +174,60 @@ def test_option_that_selects_the_backend_is_refused():
     options = attrs.make_class("Options", {"use": attrs.field(default="", type=str)})
     with pytest.raises(ValueError, match="an option cannot be named 'use'"):
         check_descriptor(BodyCodecDescriptor(name="a", contract=(1, 0), factory="a:b", options=options))
+
+
+def test_only_a_configuration_takes_text_from_elsewhere(tmp_path):
+    """Not a file of the store's directory, which anybody may have written."""
+    with pytest.raises(ConfigError, match="a table with the keys env is not text"):
+        structure(Options, {"password": {"env": "HOME"}}, "where")
+    with msgstore.open_store(tmp_path / "store") as store, store.client() as client:
+        client.write(A, b"body")
+    spot = {"file": "0.sqs", "offset": 64, "size": 8, "reason": {"env": "HOME"}}
+    state = {"layout": 1, "behind": 0, "segments": 1, "records": 1, "bytes": 1, "findings": [], "spots": [spot]}
+    state["crc32"] = zlib.crc32(json.dumps(state, sort_keys=True).encode())
+    (tmp_path / "store" / "msgstore-scrub.json").write_text(json.dumps(state), encoding="utf-8")
+    result = command("verify", tmp_path / "store", "--resume", code=None)
+    assert "cannot be used: it is not what a check writes" in result.stderr
+    assert str(Path.home()) not in result.stdout
+
+
+def test_file_of_an_option_is_a_small_regular_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(bytes(2**20 + 1))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfsecret\n")
+    for name, error in (("pipe", "not a regular file"), ("large", "is larger than"), ("binary", "is not text in UTF-8")):
+        with pytest.raises(ConfigError, match=error):
+            structure(Options, {"password": {"file": name}}, "where", tmp_path)
+    assert structure(Options, {"password": {"file": "marked"}}, "where", tmp_path).password == "secret"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"user": "aes-gcm", "key": "secret"},
+        {"use": "aes-gcm", "key": ["secret"]},
+        {"use": "aes-gcm", "key": {"vaule": "secret"}},
+    ],
+)
+def test_no_error_shows_a_secret(body, tmp_path):
+    pytest.importorskip("acme_aes_body")
+    with pytest.raises(ConfigError) as caught:
+        msgstore.open_store(tmp_path, body=body)
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(Backend("aes-gcm", {"key": "secret"}))
+
+
+def test_options_of_record_types_are_relative_to_the_file(tmp_path, monkeypatch):
+    pytest.importorskip("acme_audit_record")
+    (tmp_path / "actor").write_text("tests", encoding="utf-8")
+    text = '[stores.a]\npath = "a"\nformat = { use = "v2", records = { audit = { byte = 200, actor = { file = "actor" } } } }\n'
+    (tmp_path / "msgstore.toml").write_text(text, encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    msgstore.load_config(tmp_path / "msgstore.toml").open("a").close()
+    command("config", "check", "--config", tmp_path / "msgstore.toml")
+
+
+def test_configuration_without_codec_is_refused(letters, tmp_path):
+    assert "name one, or leave --config out" in command("scan", letters, "--config", tmp_path / "msgstore.toml", code=2).stderr

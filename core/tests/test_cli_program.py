@@ -190,7 +190,7 @@ STAMPED = f'{STORE}record = {{ use = "acme-stamp"'
         (f"{STORE}sync_interval = {'9' * 5000}", "is not TOML"),
         (f"{STORE}index = {'[' * 50_000}", "nested too deeply"),
         (f'{STORE}index = {{ use = "ets", deep = 1 }}', "unknown key"),
-        (f"disabled = 4\n{STORE}", "is not a list. Write ["),
+        (f"disabled = 4\n{STORE}", "is not a list. Write it in brackets"),
         ("", "there is no table [stores.NAME]"),
         (f'{STAMPED} }}\nformat = "v3"', "128 } }."),
         (f'{STAMPED}, byte = 200, source = "shop" }}\nformat = {{ use = "v3" }}', "{ byte = 200, ... } } }."),

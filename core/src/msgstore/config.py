@@ -21,6 +21,7 @@ import attrs
 import cattrs
 
 from msgstore.contract import ConfigError, Duration, Size
+from msgstore.files import stat_regular_file
 from msgstore.units import parse_duration, parse_size
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Backend:
     """Selection of a backend: a name, or a table with ``use`` and the backend's own options."""
 
     name: str
-    options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+    options: Mapping[str, Any] = attrs.field(factory=dict, hash=False, repr=False)
     named: bool = attrs.field(default=True, eq=False, repr=False)
     """False if the configuration names none and this is the default, or what the directory remembers."""
     base: Path = attrs.field(default=Path(), repr=False)
@@ -60,7 +61,7 @@ def backend_of(given: str | Backend) -> Backend:
         return Backend(given)
     try:  # the text may hold a secret: no error shows it
         return _structure_backend(json.loads(given), Path())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"a backend's options are not JSON: {error}") from None
     except ValueError:
         raise ConfigError('a backend with options is a JSON object with the member "use", its name') from None
@@ -189,11 +190,12 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
     return attrs.evolve(structure(StoreConfig, table, where, base), where=where)
 
 
-def structure(options: type[T], table: Mapping[str, Any], where: str, base: Path = Path()) -> T:
+def structure(options: type[T], table: Mapping[str, Any], where: str, base: Path | None = None) -> T:
     """Return ``table`` as an instance of the attrs class ``options``. Raises ConfigError with ``where`` and the key.
 
-    Paths become relative to ``base``, and ``~`` is expanded. For text there may be ``{ env = "NAME" }``, an environment
-    variable, or ``{ file = "PATH" }``, a file, without the line break at its end. A member that is an attrs class is a table.
+    A member that is an attrs class is a table. With ``base``, which only a configuration or a command line has, paths become
+    relative to it, ``~`` is expanded, and for text there may be ``{ env = "NAME" }``, an environment variable, or ``{ file =
+    "PATH" }``, a file, without the line break at its end.
     """
     fields = attrs.fields_dict(cast("type[attrs.AttrsInstance]", options))
     refuse_unknown(table, fields, where)
@@ -247,9 +249,9 @@ def _nearest(name: object, known: typing.Iterable[str]) -> str:
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
-def _typed(kind: Any, value: object, where: str, base: Path = Path()) -> Any:
+def _typed(kind: Any, value: object, where: str, base: Path | None = None) -> Any:
     if typing.get_origin(kind) is list and not isinstance(value, list | tuple):  # text would be split into letters
-        raise ConfigError(f"{where}: {value!r} is not a list. Write [{json.dumps(value, default=str)}].")
+        raise ConfigError(f'{where}: {_kind(value)} is not a list. Write it in brackets, as in ["a", "b"].')
     try:
         return _converter(base).structure(value, kind)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
@@ -294,39 +296,57 @@ def _structure_backend(value: object, base: Path) -> Backend:
     if isinstance(value, str):
         return Backend(value)
     if isinstance(value, Mapping) and isinstance(value.get("use"), str):
-        return Backend(value["use"], {key: option for key, option in value.items() if key != "use"}, base=base)
-    raise ValueError(f'{value!r} is neither a name nor a table with the key use, such as {{ use = "NAME" }}')
+        options = {key: option for key, option in value.items() if key != "use"}
+        return Backend(value["use"], options, base=base if options else Path())
+    raise ValueError(f'{_kind(value)} is neither a name nor a table with the key use, such as {{ use = "NAME" }}')
 
 
-def _path(value: object, base: Path) -> Path:
+def _kind(value: object) -> str:
+    """Return what an error says of a value that may hold a secret."""
+    if isinstance(value, Mapping):
+        return f"a table with the keys {', '.join(map(str, value))}"
+    return {str: "text", int: "an integer", list: "a list"}.get(type(value), f"a {type(value).__name__}")
+
+
+def _path(value: object, base: Path | None) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError(f"{value!r} is not a path")
     if "\0" in str(value):
         raise ValueError(f"{value!r} is not a path: it contains a NUL character")
     try:
-        return base / Path(value).expanduser()
+        return Path(value) if base is None else base / Path(value).expanduser()
     except RuntimeError as error:
         raise ValueError(f"{str(value)!r}: there is no such user. Write the full directory.") from error
 
 
-def _text(value: object, base: Path) -> str:
-    if isinstance(value, Mapping) and list(value) in (["env"], ["file"]):  # what must not be in the configuration file
-        [(source, name)] = value.items()
-        if source == "env" and isinstance(name, str):
-            if name not in os.environ:
-                raise ValueError(f"the environment variable {name} is not set")
-            return os.environ[name]
-        path = _path(name, base)
-        try:
-            return path.read_text(encoding="utf-8").removesuffix("\n")
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return str(_exactly(str, "text")(value, str))
+_MAX_FILE = 2**20
+"""Bytes of a file that an option names: a key, not a device."""
 
 
-def _nested(value: object, kind: type[T], base: Path) -> T:
+def _text(value: object, base: Path | None) -> str:
+    if isinstance(value, str):
+        return value
+    if base is None or not (isinstance(value, Mapping) and list(value) in (["env"], ["file"])):
+        raise ValueError(f"{_kind(value)} is not text")
+    [(source, name)] = value.items()  # what must not be in the configuration file
+    if source == "env" and isinstance(name, str):
+        if name not in os.environ:
+            raise ValueError(f"the environment variable {name} is not set")
+        return os.environ[name]
+    path = _path(name, base)
+    try:
+        if stat_regular_file(path)[0] > _MAX_FILE:
+            raise ValueError(f"{path}: is larger than {_MAX_FILE} bytes")
+        return path.read_text(encoding="utf-8-sig").removesuffix("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not text in UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _nested(value: object, kind: type[T], base: Path | None) -> T:
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is not a table")
+        raise TypeError(f"{_kind(value)} is not a table")
     try:
         return structure(kind, value, "", base)
     except ConfigError as error:
@@ -334,12 +354,12 @@ def _nested(value: object, kind: type[T], base: Path) -> T:
 
 
 @functools.cache
-def _converter(base: Path) -> cattrs.Converter:
+def _converter(base: Path | None) -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)  # the first error, as itself
     converter.register_structure_hook_func(attrs.has, lambda value, kind: _nested(value, kind, base))
     converter.register_structure_hook(Size, lambda value, _: parse_size(value))
     converter.register_structure_hook(Duration, lambda value, _: parse_duration(value))
-    converter.register_structure_hook(Backend, lambda value, _: _structure_backend(value, base))
+    converter.register_structure_hook(Backend, lambda value, _: _structure_backend(value, base or Path()))
     converter.register_structure_hook(Path, lambda value, _: _path(value, base))
     converter.register_structure_hook(int, _exactly(int, "an integer"))
     converter.register_structure_hook(bool, _exactly(bool, "true or false"))

@@ -25,7 +25,7 @@ from msgstore.cli.commands.new_plugin import new_plugin
 from msgstore.cli.commands.plugins import config, plugins
 from msgstore.cli.commands.scan import diff, inventory, reconcile, scan
 from msgstore.cli.commands.verify import scrub, verify
-from msgstore.cli.output import note
+from msgstore.cli.output import note, visible
 from msgstore.contract import CorruptRecord, MsgStoreError
 from msgstore.plugins.blame import blame
 
@@ -84,7 +84,10 @@ def _report_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         note("interrupted")
         raise Exit(INTERRUPTED) from None
-    except (click.ClickException, click.Abort, Exit):
+    except (click.Abort, Exit):
+        raise
+    except click.ClickException as error:
+        error.message = visible(error.message)  # type: ignore[misc]  # it may quote an argument
         raise
     except Exception as error:
         known = error if isinstance(error, MsgStoreError | OSError) else blame(error)

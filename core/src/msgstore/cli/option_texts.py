@@ -37,7 +37,7 @@ def hinted_fields(kind: Any) -> Iterator[attrs.Attribute[Any]]:
     """Yield the fields of an attrs class, with types that are resolved."""
     hints = typing.get_type_hints(kind)
     for field in attrs.fields(kind):
-        yield field.evolve(type=hints[field.name])
+        yield field.evolve(type=hints.get(field.name))
 
 
 def toml_value(kind: Any, value: object) -> str:
@@ -54,8 +54,9 @@ def toml_value(kind: Any, value: object) -> str:
         return "`0`"
     if kind is Size and isinstance(value, int):
         units = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "MB": 10**6, "kB": 10**3, "B": 1}
-        return next(f'`"{value // size}{unit}"`' for unit, size in units.items() if value >= size and value % size == 0)
+        found = (f'`"{value // size}{unit}"`' for unit, size in units.items() if value >= size and value % size == 0)
+        return next(found, f"`{value}`")
     if kind is Duration and isinstance(value, int | float):
         times = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
-        return next(f'`"{value / size:g}{unit}"`' for unit, size in times.items() if value >= size)
+        return next((f'`"{value / size:g}{unit}"`' for unit, size in times.items() if value >= size), f"`{value}`")
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"

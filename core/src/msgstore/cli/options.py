@@ -55,6 +55,8 @@ class BodyOptions:
     def codec(self) -> Backend | None:
         """Return the codec with its options. With ``--config`` they are those of a store in the file that has this codec."""
         if self.body is None:
+            if self.config_file is not None:
+                raise ConfigError("--config has the options of the codec of --body: name one, or leave --config out")
             return None
         found = backend_of(self.body)
         if self.config_file is None or found.options:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -42,11 +43,13 @@ Columns = Mapping[str, Callable[[T], Any]]
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+_CONTROLS = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+"""Control characters but the line feed, other ends of lines, marks that turn the direction of text, and surrogates."""
+
+
 def visible(text: str) -> str:
     """Return text for a terminal: what would control it is escaped. Names of files and fields of records may be hostile."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class Terminal(Console):

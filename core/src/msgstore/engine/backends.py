@@ -248,7 +248,7 @@ def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | N
             raise ConfigError(f"{config.where} format records: {given!r} is not a table of record types and bytes")
         known = {name: bound[name] for name in given if name in bound}
         with _of_records(config.path, known), _selected(f"{config.where} format"):
-            bindings = check_bindings(catalogue, descriptor.name, given, f"{config.where} format", bound)
+            bindings = check_bindings(catalogue, descriptor.name, given, f"{config.where} format", bound, config.format.base)
         asked = {name: binding.byte for name, binding in bindings.items()}
         record_options = {name: binding.options for name, binding in bindings.items()}
         if config.record != OWN_RECORD and config.record not in asked and config.record not in bound:

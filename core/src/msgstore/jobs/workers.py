@@ -14,6 +14,7 @@ import attrs
 from msgstore.config import Backend, backend_of, structure
 from msgstore.contract import BodyCodec, BrokenPlugin, Capability, CheckBody, ConfigError, MsgStoreError, RecordField
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import Values
 from msgstore.scan.segment import check_values
 
@@ -53,7 +54,9 @@ def is_valid(codec: BodyCodec, msg_id: bytes, body: bytes) -> bool:
         return codec.is_valid(msg_id, body)
     except (MemoryError, MsgStoreError):
         raise
-    except Exception:  # a plugin may raise anything
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
+        if comes_from_outside(error):
+            raise
         return False
 
 
@@ -87,7 +90,9 @@ def open_codec(body: str | Backend) -> OpenCodec:
                 return None
             payload = (bytes(codec.decode(msg_id, stored)),) if with_payload else ()
             return check_values(f"the body codec {name!r}", fields, values) + payload
-        except Exception:
+        except (Exception, SystemExit) as error:
+            if comes_from_outside(error):
+                raise
             return None
 
     return OpenCodec(name, (*fields, PAYLOAD) if with_payload else fields, read)

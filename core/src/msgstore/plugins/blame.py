@@ -3,35 +3,55 @@ traceback of an exception tells the same."""
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 import traceback
+from types import FrameType
 
-from msgstore.contract import BrokenPlugin, MsgStoreError
-from msgstore.plugins.catalogue import load_catalogue
-from msgstore.plugins.loader import comes_from_outside
+import attrs
+
+from msgstore.contract import BrokenPlugin, Descriptor, MsgStoreError
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.plugins.loader import CONTRACT_METHODS, comes_from_outside, find_entry_points, load
 
 PLUGIN_FAILED = "plugin failed"
 """In the reason for a segment that is unreadable or skipped because of a plugin. No fault of the segment."""
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def blame(error: BaseException | None) -> BrokenPlugin | None:
-    """Return the error that names the plugin whose code raised ``error``, and the method.
+    """Return the error that names the plugin whose code raised ``error``, and the method that msgstore had called.
 
-    None for what is no fault of a plugin: an exception of msgstore, of the operating system, from outside, or of other code.
+    None for what is no fault of a plugin: an exception of msgstore, of the operating system, from outside, or of other code,
+    such as a callback of the application. Imports no plugin that is not in use.
     """
     if not isinstance(error, Exception | SystemExit) or isinstance(error, MsgStoreError | OSError | MemoryError):
         return None
-    if comes_from_outside(error):
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called = next((at + 1 for at in range(len(frames) - 1, -1, -1) if _package(frames[at]) == "msgstore"), None)
+    if called is None or called == len(frames) or comes_from_outside(error):
         return None
-    catalogue = load_catalogue()
-    factories = {
-        found.descriptor.factory.partition(":")[0]: found.descriptor
-        for found in catalogue.registrations
-        if found.provider.distribution != "msgstore"
-    }
-    packages = {module.partition(".")[0]: descriptor for module, descriptor in factories.items()}
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        module = str(frame.f_globals.get("__name__"))
-        descriptor = factories.get(module) or packages.get(module.partition(".")[0])
-        if descriptor is not None:
-            return catalogue.broken(descriptor, f"failed in {frame.f_code.co_name}", error)
-    return None
+    called = next((at for at in range(called, len(frames)) if _package(frames[at]) not in sys.stdlib_module_names), called)
+    method, last = frames[called], frames[-1]
+    name = method.f_code.co_name
+    # A signal handler that is not installed any more, or another thread, may have raised it in a method of a plugin.
+    if _package(last) != _package(method) and not last.f_code.co_filename.startswith(_LIBRARIES):
+        return None
+    if not (name in CONTRACT_METHODS or name.startswith("_")):
+        return None
+    loaded = load(item for item in find_entry_points() if item[1].module in sys.modules)
+    catalogue = Catalogue(**attrs.asdict(loaded, recurse=False))
+    descriptor = _descriptor(catalogue, method)
+    return None if descriptor is None else catalogue.broken(descriptor, f"failed in {name}", error)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _descriptor(catalogue: Catalogue, method: FrameType) -> Descriptor | None:
+    """Return the descriptor whose factory is nearest to the code of a method; None if it is of no plugin."""
+    module, own = str(method.f_globals.get("__name__")), type(method.f_locals.get("self")).__name__
+    found = [one.descriptor for one in catalogue.registrations]
+    found = [one for one in found if one.factory.partition(".")[0].partition(":")[0] == _package(method)]
+    return max(found, key=lambda one: (one.factory == f"{module}:{own}", one.factory.startswith(f"{module}:")), default=None)

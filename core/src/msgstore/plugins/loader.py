@@ -67,6 +67,11 @@ _PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
 """Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part
 of the contract."""
 
+CONTRACT_METHODS = {
+    name for protocol in _PROTOCOLS.values() for name, value in vars(protocol).items() if inspect.isfunction(value)
+}
+"""Names of the methods that plugins implement."""
+
 EVENT_HOOKS: dict[str, type[events.Event]] = {
     name: get_type_hints(hook)["event"]
     for name, hook in vars(hookspecs).items()

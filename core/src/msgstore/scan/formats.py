@@ -186,6 +186,7 @@ def check_bindings(
     bindings: Mapping[str, object],
     where: str,
     remembered: Mapping[str, int] | None = None,
+    base: Path = Path(),
 ) -> dict[str, Binding]:
     """Check the bindings of a configuration or a command line: NAME = BYTE, or NAME = { byte = BYTE, OPTION = ... }.
 
@@ -201,7 +202,7 @@ def check_bindings(
         if isinstance(given, Mapping):
             refuse_unknown(given, ["byte", *attrs.fields_dict(descriptor.options)], f"{where} records {name}")
             options = {key: value for key, value in given.items() if key != "byte"}
-            structure(descriptor.options, options, f"{where} records {name}")
+            structure(descriptor.options, options, f"{where} records {name}", base)
             byte = given.get("byte", (remembered or {}).get(name, descriptor.assigned_byte))
             if byte is None:
                 raise ConfigError(

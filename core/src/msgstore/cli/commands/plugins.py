@@ -102,14 +102,7 @@ def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
         own: dict[str, Any] = {"contract": list(descriptor.contract)}
         own["capabilities"] = sorted(capability.value for capability in descriptor.capabilities)
         own["summary"] = descriptor.summary
-        own["options"] = [
-            {
-                "name": field.name,
-                "type": toml_type(field.type).replace("`", ""),
-                "default": toml_value(field.type, field.default).replace("`", ""),
-            }
-            for field in hinted_fields(descriptor.options)
-        ]
+        own["options"] = list(_options(descriptor))
         if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
             own["fields"] = [attrs.asdict(field) for field in descriptor.fields]
         if isinstance(descriptor, RecordTypeDescriptor):
@@ -120,6 +113,17 @@ def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
     observers = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
     for provider, group in groupby(observers, key=lambda observer: observer.provider):
         yield members("observer", provider.entry_point, provider, events=[observer.hook for observer in group])
+
+
+def _options(descriptor: Descriptor) -> Iterator[dict[str, str]]:
+    """Yield name, type and default of each option. A class that cannot be examined has a row that says so: ``--check`` tells
+    more."""
+    try:
+        for field in list(hinted_fields(descriptor.options)):
+            kind, default = toml_type(field.type), toml_value(field.type, field.default)
+            yield {"name": field.name, "type": kind.replace("`", ""), "default": default.replace("`", "")}
+    except Exception as error:  # a plugin's annotations may raise anything
+        yield {"name": "?", "type": f"{type(error).__name__}: {error}", "default": "?"}
 
 
 def _summary(one: dict[str, Any]) -> Text:

@@ -125,7 +125,7 @@ class GarbageCollector:
         """Return the actions of the policy that can be carried out. Raises BrokenPlugin if it raises."""
         try:
             actions: list[object] = list(self._policy.plan(stats, time.time()))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if comes_from_outside(error):
                 raise
             text = blame(error) or f"the GC policy {type(self._policy).__name__} failed: {type(error).__name__}: {error}"
@@ -302,7 +302,7 @@ class GarbageCollector:
                 break
             except MsgStoreError as error:
                 log.warning("%s: a collection failed and is tried again: %s", store, error)
-            except Exception:  # writers must not wait for a thread that has ended
+            except (Exception, SystemExit):  # writers must not wait for a thread that has ended
                 log.exception("%s: a collection failed and is tried again", store)
             self.is_behind = False
             if not self._is_stopped:

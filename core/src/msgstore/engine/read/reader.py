@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from msgstore.contract import CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
+from msgstore.contract import BrokenPlugin, CorruptRecord, MessageNotFound, RecordError, StoredBody, StoreError
 from msgstore.engine.backends import Backends
 from msgstore.engine.client import check_id
 from msgstore.engine.segment.segment import Decode, Segment, damaged_index, io_error, io_errors
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
-from msgstore.plugins.loader import comes_from_outside
+from msgstore.plugins.blame import blame
 from msgstore.scan import WholeRecord
 from msgstore.writer_lock import read_lock
 
@@ -116,6 +116,7 @@ class Reader:
         files, locate, slow_path, plain = self._segments.read_files, self._locate, self.read_slow, self._backends.plain_bodies
         opened, maps, pread, decode_body = files.readers, files.maps, self._files.pread, self._backends.decode_body
         shared, number_shift, offset_shift, mask = self._shared.ids, NUMBER_SHIFT, OFFSET_SHIFT, MASK
+        directory = self._directory
 
         def read(
             msg_id: bytes,
@@ -139,9 +140,10 @@ class Reader:
                     return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
             except (TypeError, KeyError, OSError, ValueError, RecordError):  # ValueError: the map was closed
                 pass
-            except Exception as error:  # of a plugin: the slow path raises it again, and names the plugin
-                if comes_from_outside(error):
-                    raise
+            except Exception as error:
+                if (broken := blame(error)) is not None:
+                    raise BrokenPlugin(f"{directory}: {broken}") from error
+                raise
             return slow_path(msg_id)
 
         return read

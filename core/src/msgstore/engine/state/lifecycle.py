@@ -107,9 +107,9 @@ class Lifecycle:
         Does nothing in a callback, or if it has ended already. Raises BrokenPlugin, which names the store, if a plugin has
         raised ``error``. Caller holds no lock, and raises ``error`` again.
         """
+        if (broken := blame(error)) is not None:
+            raise BrokenPlugin(f"{self.path}: {broken}") from error
         if isinstance(error, Exception) and not comes_from_outside(error):
-            if (broken := blame(error)) is not None:
-                raise BrokenPlugin(f"{self.path}: {broken}") from error
             return
         if in_callback or self.interrupted is not None:
             return

@@ -20,6 +20,7 @@ from msgstore.jobs.inputs import SegmentInput, open_input
 from msgstore.jobs.reading.chains import Judge, read_spans
 from msgstore.jobs.reports import ScannedSegment
 from msgstore.plugins.blame import PLUGIN_FAILED, blame
+from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.formats import scan_checked
 
@@ -66,7 +67,9 @@ def opening(found: SegmentInput) -> Iterator[tuple[OpenFormat, Buffer]]:
         raise
     except OSError as error:
         raise UnreadableSegmentError(f"{UNREADABLE}: {error.strerror or error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if comes_from_outside(error):
+            raise
         broken = error if isinstance(error, BrokenPlugin) else blame(error)
         reason = f"{type(error).__name__}: {error}" if broken is None else f"{PLUGIN_FAILED}: {broken}"
         raise UnreadableSegmentError(f"{UNREADABLE}: {reason}") from error
