@@ -267,6 +267,32 @@ def test_handler_that_raises_in_relocation_ends_the_store(kind: str, tmp_path: P
     assert bodies == {msg_id: msg_id * 10 for msg_id in ids[1::2]}
 
 
+@pytest.mark.parametrize("where", ["buffer", "index"])
+def test_handler_that_raises_in_close_unlocks(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the steps that release what the store holds, or in one of them."""
+    store = open_with(tmp_path, index="ets")
+    part, name = (store._buffer, "clear") if where == "buffer" else (store._index, "close")
+    original, rings = getattr(part, name), [True]
+
+    def ring(*_: object) -> None:
+        raise ArithmeticError
+
+    def interrupted(*arguments: Any) -> None:
+        if rings:
+            rings.clear()
+            signal.raise_signal(signal.SIGUSR1)
+        original(*arguments)
+
+    usual = signal.signal(signal.SIGUSR1, ring)
+    monkeypatch.setattr(type(part), name, lambda _, *arguments: interrupted(*arguments))
+    try:
+        with pytest.raises(ArithmeticError):
+            store.close()
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
+    open_with(tmp_path, index="ets").close()
+
+
 def test_interrupt_before_close_begins_unlocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt), msgstore.open_store(tmp_path) as store:
         monkeypatch.setattr(store, "close", interrupt)

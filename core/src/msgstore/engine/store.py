@@ -29,6 +29,7 @@ from msgstore.engine.state.lifecycle import Lifecycle, warn_of_unconfirmed
 from msgstore.engine.stats import StoredMessage, StoreStats, sums_of
 from msgstore.engine.write.writer import Writer
 from msgstore.locations import unpack_location
+from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import WholeRecord
 
 log = logging.getLogger("msgstore.store")
@@ -274,8 +275,8 @@ class Store:
                 self._buffer.clear()  # a read must not find what was never written
                 stack.callback(self._segments.telemetry.note, StoreClosedEvent, how=how)
                 stack.callback(self._opened.resources.close)
-        except Exception:
-            self._is_closed = True  # a second call could not do more
+        except Exception as error:
+            self._is_closed = not comes_from_outside(error)  # a second call could not do more
             raise
         self._is_closed = True  # not after an interrupt, which releases once more what this call did not reach
 

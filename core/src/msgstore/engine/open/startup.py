@@ -27,6 +27,7 @@ from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone
 from msgstore.files import Files
 from msgstore.locations import LIMIT
 from msgstore.plugins.catalogue import Catalogue
+from msgstore.plugins.loader import comes_from_outside
 from msgstore.writer_lock import WriterLock, check_no_writer, read_lock
 
 log = logging.getLogger("msgstore.store")
@@ -48,8 +49,9 @@ class Resources:
             with ExitStack() as stack:
                 for closer in self._closers:
                     stack.callback(closer)
-        except Exception:
-            self._closers.clear()
+        except Exception as error:
+            if not comes_from_outside(error):
+                self._closers.clear()
             raise
         self._closers.clear()
 
