@@ -242,7 +242,7 @@ def test_missing_codec_is_named_with_pip_line(keys, broker):
 
 def test_third_party_segments_are_remembered_until_gone(path: Path) -> None:
     """What a directory says of formats is said for as long as there are segments of them."""
-    told = r"0\.ledger: no installed format reads \*\.ledger: .* the distribution 'foreign-backends' has it"
+    told = r"0\.ledger: no installed format reads \*\.ledger: .* the distribution 'foreign-backends' provides it"
     for keys in ({}, {"format": "v1", "index": "lmdb"}):
         msgstore.open_store(path).close()
         with unchanged(path, but=LOCK), pytest.raises(msgstore.PluginError, match=told):
@@ -287,11 +287,11 @@ def test_verb_without_format_names_the_file(verb: str, path: Path, monkeypatch: 
     monkeypatch.setattr("msgstore.plugins.catalogue.find_entry_points", lambda: there)
     result = command(verb, path, code=1 if verb == "scan" else 2)
     assert verb == "ls" or "unreadable: no installed format reads *.ledger" in result.stdout
-    assert "the distribution 'foreign-backends' has it" in result.stderr
+    assert "the distribution 'foreign-backends' provides it" in result.stderr
 
 
 def test_reader_beside_writer_logs_and_refuses_the_same(written: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(msgstore.PluginError, match="the distribution 'foreign-backends' has it"):
+    with pytest.raises(msgstore.PluginError, match="the distribution 'foreign-backends' provides it"):
         open_without("ledger", written, "r", index="lmdb")
     caplog.set_level("WARNING")
     msgstore.open_store(written, mode="r", index="lmdb", body="zstd").close()

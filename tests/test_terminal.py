@@ -14,7 +14,7 @@ from support import A, command
 TITLE = "\x1b]0;owned\x07"
 """Sets the title of a terminal's window."""
 COLOURS = re.compile("\x1b\\[[0-9;]*m|\x1b\\]8;[^\x1b]*\x1b\\\\")
-"""What rich writes itself."""
+"""Escape sequences that rich writes: colours and links."""
 
 
 @pytest.mark.parametrize("colours", ["", "1"])

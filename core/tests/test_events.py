@@ -260,7 +260,7 @@ def test_store_opens_without_thread_for_observers(tmp_path, recorder, monkeypatc
 
 
 def test_interrupt_in_start_of_the_observers_thread_leaves_none(tmp_path, recorder, monkeypatch):
-    """Where ``threading.Condition`` turns it into a RuntimeError while the thread runs already."""
+    """``threading.Condition`` raises RuntimeError in place of the interrupt, and the thread already runs."""
     start = threading.Thread.start
 
     def interrupted(thread):

@@ -284,7 +284,9 @@ def test_unknown_record_type_is_refused_before_job(tmp_path):
     with pytest.raises(PluginError, match=r"0\.sqs: no installed plugin provides the record type 'nobodys'"):
         find(tmp_path, records={"nobodys": 200})
     lacking = SegmentInput(0, "s", "s/0.sqs", "v2", 0, (("nobodys", 200),), (("record nobodys", "acme-nobodys"),))
-    with pytest.raises(PluginError, match=r"s/0\.sqs: .* the distribution 'acme-nobodys' has it: install that if you know it"):
+    with pytest.raises(
+        PluginError, match=r"s/0\.sqs: .* the distribution 'acme-nobodys' provides it: install that only if you trust it"
+    ):
         open_input(lacking)
 
 

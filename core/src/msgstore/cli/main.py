@@ -87,7 +87,7 @@ def _report_errors() -> Iterator[None]:
     except (click.Abort, Exit):
         raise
     except click.ClickException as error:
-        error.message = visible(error.message)  # type: ignore[misc]  # it may quote an argument
+        error.message = visible(error.message)  # type: ignore[misc]  # declared final, and it may quote an argument
         raise
     except Exception as error:
         known = error if isinstance(error, MsgStoreError | OSError) else blame(error)

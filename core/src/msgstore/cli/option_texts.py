@@ -44,6 +44,7 @@ def toml_value(kind: Any, value: object) -> str:
     """Return a default as it would be written in a configuration file."""
     if value is attrs.NOTHING:
         return "must be given"
+    # A default may be of any type: equality with these two is always defined.
     if value is None or isinstance(value, attrs.Factory) or value in ((), {}):  # type: ignore[arg-type]
         return "none"
     if isinstance(value, Backend):

@@ -116,8 +116,7 @@ def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
 
 
 def _options(descriptor: Descriptor) -> Iterator[dict[str, str]]:
-    """Yield name, type and default of each option. A class that cannot be examined has a row that says so: ``--check`` tells
-    more."""
+    """Yield name, type and default of each option. If the class of options cannot be examined, yield one row with the error."""
     try:
         for field in list(hinted_fields(descriptor.options)):
             kind, default = toml_type(field.type), toml_value(field.type, field.default)

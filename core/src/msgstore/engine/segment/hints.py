@@ -235,7 +235,8 @@ def read_hint(data: bytes, name: str, segment_size: int, mtime_ns: int) -> Colum
         offsets = array("Q", accumulate(sizes[:-1], initial=first)) if count else array("Q")
     else:  # an array would take a tenth of the time of an opening
         offsets = range(first, first + size * count, size)
-    return Columns(bytearray(view[_HEADER.size : offsets_at]), offsets, sizes, bytearray(count))  # type: ignore[arg-type]
+    ids = bytearray(view[_HEADER.size : offsets_at])
+    return Columns(ids, offsets, sizes, bytearray(count))  # type: ignore[arg-type]  # of ``offsets`` only items are read
 
 
 def rename_hint(data: bytes, name: str, new_name: str) -> Iterator[bytes]:
