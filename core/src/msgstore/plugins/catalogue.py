@@ -298,7 +298,8 @@ class Catalogue(Loaded):
         elif (kind, name) in _KNOWN_DISTRIBUTIONS:
             message += f" Try: pip install {distribution}"
         elif distribution:  # anybody may have written it: no line to copy
-            message += f" According to the directory, the distribution {distribution!r} provides it: install that only if you trust it."
+            message += f" According to the directory, the distribution {distribution!r} provides it: install that only if you "
+            message += "trust it."
         else:
             message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
         return PluginError(message)
