@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 import msgstore
+from msgstore.cli import output
 from msgstore.cli.output import visible
 from support import A, command
 
@@ -34,8 +35,8 @@ def test_no_name_controls_the_terminal(arguments, colours, tmp_path, monkeypatch
     shutil.copy(tmp_path / TITLE / "0.sqs", tmp_path / TITLE / f"{TITLE}.sqs")
     words = [word.replace("{id}", A.hex()).replace("{}", TITLE) for word in arguments.split()]
     result = command(*words, code=None)
-    for output in (result.stdout, result.stderr):
-        controls = re.sub(COLOURS, "", output).replace("\n", "")
+    for stream in (result.stdout, result.stderr):
+        controls = re.sub(COLOURS, "", stream).replace("\n", "")
         assert controls.isprintable(), repr(controls)
     assert "x1b]0;owned" in result.output or arguments.startswith(("ls", "rm", "compact", "migrate"))
 
@@ -45,10 +46,12 @@ def test_printable_text_is_unchanged():
     assert visible("\x1b[2J\x9b\x7f\t\u202eabc") == "\\x1b[2J\\x9b\\x7f\\t\\u202eabc"
 
 
-def test_table_of_many_rows_is_cut_and_says_so(tmp_path):
-    for number in range(1003):
+def test_table_of_many_rows_is_cut_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "MAX_ROWS", 10)
+    for number in range(13):
         (tmp_path / f"{number}.sqs").touch()
     text = command("scan", tmp_path, code=None).stdout
-    assert "\n999.sqs " in text
-    assert "1000.sqs" not in text.partition("damaged spans")[0]
-    assert "... and 3 more; --json lists them all" in text
+    table, _, rest = text.partition("... and 3 more; --json lists them all")
+    assert "\n9.sqs " in table
+    assert "\n10.sqs " not in table
+    assert rest
