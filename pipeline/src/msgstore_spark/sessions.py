@@ -102,14 +102,19 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     if address and "SPARK_LOCAL_IP" not in os.environ:
         variables["SPARK_LOCAL_IP"] = address  # also for a machine whose hostname does not resolve
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)  # a stopped session on Spark Connect leaves it set
+    from msgstore_spark.source import register  # which takes a second, and is not needed for an active session
+
     with _environment(variables):
         try:
             start_context(conf, show_output="spark.log.level" in settings)
-            return SparkSession.builder.getOrCreate()
+            spark = SparkSession.builder.getOrCreate()
+            register(spark)  # a source that Spark finds by itself runs the driver's Python on the executors
         except Py4JJavaError as error:
             reason = error.java_exception.getMessage() or error.java_exception.getClass().getName()
         except (PySparkException, Py4JError, ValueError) as error:
             reason = str(error)
+        else:
+            return spark
     if (failed := SparkContext._active_spark_context) is not None:  # it would prevent the start of another one
         with contextlib.suppress(Exception):
             failed.stop()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
-import attrs
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -14,28 +13,19 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceWriter,
-    EqualTo,
-    Filter,
-    In,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError
-from msgstore.jobs.columns.batches import as_text, damage_batch, record_batches, segments_batch, spans_batch
-from msgstore.jobs.columns.schemas import DAMAGE, RECORD, SEGMENTS, project, records_schema
-from msgstore.jobs.inputs import JobInputs, SegmentInput
-from msgstore.jobs.reading.segment_check import UNSETTLED, SegmentRange, TailPosition, poll
+from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
+from msgstore.jobs.columns.schemas import RECORD
+from msgstore.jobs.inputs import JobInputs
 from msgstore_spark.options import ReadOptions
-from msgstore_spark.tasks import freeze_imports
+from msgstore_spark.schemas import columns, constants_of, full_schema
+from msgstore_spark.streams import SegmentStreamReader
+from msgstore_spark.tasks import SegmentPartition, freeze_imports
 from msgstore_spark.writer import StoreWriter
 
 
@@ -48,7 +38,8 @@ class MsgStoreSource(DataSource):
     """Data source of ``spark.read.format("msgstore").load(PATH)``. :class:`msgstore_spark.options.ReadOptions` has its options.
 
     Spark does not tell a data source which columns a query needs. With ``.schema("id binary, offset bigint")``, bodies are not
-    read. Each query lists the directories again.
+    read. Spark has a call for filters, ``pushFilters``, which gives wrong rows: ADR 16 says how. A DataFrame lists its
+    directories at its first query.
     """
 
     @classmethod
@@ -56,96 +47,58 @@ class MsgStoreSource(DataSource):
         return "msgstore"
 
     def schema(self) -> StructType:
-        options = ReadOptions.of(self.options)
-        return from_arrow_schema(full_schema(options, options.find()))
+        options = ReadOptions.of(self._given())
+        found = from_arrow_schema(full_schema(options, options.find()))
+        if _PROVIDER in self.options:
+            found.fields[0].metadata = {_TABLE: json.dumps(self._given())}
+        return found
+
+    def _given(self, schema: StructType | None = None) -> Mapping[str, str]:
+        """Return the options of a query, or those of the ``CREATE TABLE`` statement of a catalog table.
+
+        Such a statement passes the properties of the table, too. Spark passes nothing to queries of the table but its schema.
+        So the options are saved in the metadata of the first column.
+        """
+        if _PROVIDER in self.options:
+            named = {key.removeprefix(_OF_TABLE): value for key, value in self.options.items() if key.startswith(_OF_TABLE)}
+            return named | {key: value for key, value in self.options.items() if key == "path"}
+        if schema and not self.options and _TABLE in schema.fields[0].metadata:
+            return cast("dict[str, str]", json.loads(schema.fields[0].metadata[_TABLE]))
+        return self.options
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = ReadOptions.of(self.options)
+        options = ReadOptions.of(self._given(schema))
         found = options.find()
-        return SegmentReader(options, found, columns(full_schema(options, found), schema))
+        return SegmentReader(options, found, columns(full_schema(options, found), schema), schema.fieldNames())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a new store. In every mode, existing data at the destination is an error."""
         return StoreWriter(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
-        options = ReadOptions.of(self.options)
+        options = ReadOptions.of(self._given(schema))
         if options.relation != "records":
             raise ConfigError(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
-        return SegmentStreamReader(options, columns(full_schema(options, options.find()), schema))
+        return SegmentStreamReader(options, columns(full_schema(options, options.find()), schema), schema.fieldNames())
 
 
-def full_schema(options: ReadOptions, found: JobInputs) -> pa.Schema:
-    """Return all columns of the requested relation."""
-    if options.relation == "damage":
-        return DAMAGE
-    if options.relation == "segments":
-        return SEGMENTS
-    return records_schema(found.inputs, options.codec())
+_PROVIDER, _OF_TABLE, _TABLE = "provider", "option.", "msgstore"
+"""Key that only the options of a ``CREATE TABLE`` statement have; prefix of its own options; key of the metadata."""
 
 
-def columns(full: pa.Schema, schema: StructType) -> pa.Schema:
-    """Return the columns of ``schema``, in its order. Raises ConfigError for an unknown column, or one of another type."""
-    chosen = project(full, schema.fieldNames())
-    for ours, theirs in zip(from_arrow_schema(chosen), schema, strict=True):
-        if ours.dataType != theirs.dataType:
-            raise ConfigError(
-                f"msgstore: the column {ours.name!r} is {ours.dataType.simpleString()}, not {theirs.dataType.simpleString()}; "
-                f"cast it after .load()"
-            )
-    return chosen
-
-
-_WITHOUT_BODY = set(RECORD.names) - {"body"}
-
-
-class SegmentPartition(InputPartition):
-    """Input of one task."""
-
-    def __init__(
-        self, inputs: tuple[SegmentInput, ...], rows: tuple[pa.RecordBatch, ...] = (), stretches: tuple[SegmentRange, ...] = ()
-    ) -> None:
-        super().__init__(None)
-        self.inputs = inputs
-        self.rows = rows
-        """Rows that were already known when the job was planned."""
-        self.stretches = stretches
-        """Range that a micro-batch reads of each input."""
+_WITHOUT_BODY = {*RECORD.names, "modified"} - {"body"}
 
 
 class SegmentReader(DataSourceReader):
     """Reader of one query. Created on the driver, and pickled to the executors with one partition per task."""
 
-    def __init__(self, options: ReadOptions, found: JobInputs, schema: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, found: JobInputs, schema: pa.Schema, names: Sequence[str] | None = None) -> None:
         self._options = options
         self._found = found
         self._schema = schema
+        self._names = list(names or schema.names)
+        """Names of the columns as the query has them."""
         self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
-        self._only: dict[str, Any] = {}
-        """Ids and types of the wanted records."""
-        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]  # its class docstring has the reason
-
-    def push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply the filters that need no body, and return the filters that Spark must evaluate."""
-        names = ("store", "file", "id", "type") if self._options.relation == "records" else ("store", "file")
-        accepted: dict[str, frozenset[Any]] = {}
-        remaining = []
-        for given in filters:
-            if isinstance(given, EqualTo | In) and len(given.attribute) == 1 and given.attribute[0] in names:
-                values = frozenset(given.value if isinstance(given, In) else [given.value]) - {None}  # NULL equals nothing
-                accepted[given.attribute[0]] = accepted.get(given.attribute[0], values) & values
-            else:
-                remaining.append(given)
-
-        def is_accepted(path: str) -> bool:
-            shown = dict(zip(("store", "file"), map(as_text, os.path.split(path)), strict=True))
-            return all(shown[name] in accepted[name] for name in shown.keys() & accepted.keys())
-
-        inputs = tuple(found for found in self._found.inputs if is_accepted(found.path))
-        damage = tuple(span for span in self._found.damage if is_accepted(span.path))
-        self._found = attrs.evolve(self._found, inputs=inputs, damage=damage)
-        self._only = {"ids": accepted.get("id"), "types": accepted.get("type")}
-        return remaining
 
     def partitions(self) -> list[InputPartition]:
         tasks = self._options.group_into_tasks(self._found.inputs, bodies=self._bodies)
@@ -156,124 +109,27 @@ class SegmentReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SegmentPartition)
-        yield from (rows.select(self._schema.names) for rows in partition.rows)
-        if self._options.relation == "records":
-            codec = self._options.codec()
-            for found in partition.inputs:
-                yield from record_batches(found, self._schema, codec, **self._only)
-        elif self._options.relation == "damage":
-            yield damage_batch(partition.inputs).select(self._schema.names)
-        else:
-            yield segments_batch(partition.inputs).select(self._schema.names)
+        for batch in self._batches(partition):
+            yield batch.select(self._schema.names).rename_columns(self._names)
         freeze_imports()
+
+    def _batches(self, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
+        yield from partition.rows
+        if self._options.relation == "records":
+            for found in partition.inputs:
+                yield from record_batches(
+                    found,
+                    self._schema,
+                    self._options.codec(),
+                    only=self._options.where,
+                    constants=constants_of(found),
+                    fail_fast=self._options.fail_fast,
+                )
+        elif self._options.relation == "damage":
+            yield damage_batch(partition.inputs)
+        else:
+            yield segments_batch(partition.inputs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the list of all segments: a task receives its own partition."""
         return self.__dict__ | {"_found": JobInputs((), (), (), ())}
-
-
-class _PushFilters:
-    """Callable that replaces ``reader.pushFilters``, for any value of ``spark.sql.python.filterPushdown.enabled``.
-
-    If that setting is off, which is the default, Spark rejects readers that override the method, because their filters would be
-    ignored. This reader is correct without the call. ``__func__`` makes Spark see the method of the base class.
-    """
-
-    def __init__(self, reader: SegmentReader) -> None:
-        self._reader = reader
-        self.__func__ = DataSourceReader.pushFilters
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        return self._reader.push(filters)
-
-
-# -- streams ------------------------------------------------------------------------------------------------------------------
-
-
-Offset = dict[str, dict[str, int]]
-
-
-class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream reader: records of stores that are being written, each at least once.
-
-    The driver finds new records by scanning the new bytes of changed files. An offset has, for each file, the range that was
-    read last (``TailPosition``). A batch that Spark repeats after a failure reads the same ranges. It reads nothing of a file
-    that was rewritten in the meantime; the next batch reads that file from its beginning. Records that a collection moves are
-    read again; ``dropDuplicates(["id"])`` removes them.
-    """
-
-    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
-        self._options = options
-        self._schema = schema
-        self._seen: dict[str, tuple[int, int]] = {}
-        """Files without new records, as of ``poll``."""
-        self._target: Offset | None = None
-        """End of a query with ``Trigger.AvailableNow``: the records that existed when it started. None for other queries."""
-
-    def initialOffset(self) -> Offset:  # noqa: N802 - PySpark's names
-        return {}
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self._options.max_files:
-            return ReadMaxFiles(self._options.max_files)
-        if self._options.max_bytes:
-            return ReadMaxBytes(self._options.max_bytes)
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self.latestOffset({}, ReadAllAvailable())
-
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Return the end of the next micro-batch; ``start`` itself if there is nothing new.
-
-        It has at least one file, so the first may exceed a limit in bytes.
-        """
-        inputs = [found for found in self._options.find().inputs if self._target is None or found.path in self._target]
-        files = limit.max_files if isinstance(limit, ReadMaxFiles) else None
-        remaining = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        changed: Offset = {}
-        known = {path: TailPosition(**position) for path, position in start.items()}
-        for found, position in poll(inputs, known, self._seen):
-            if self._target is not None:
-                position = _limit_to(position, TailPosition(**self._target[found.path]))
-            size = position.end - position.begin
-            if size <= 0:
-                continue
-            if remaining is not None:
-                if changed and size > remaining:
-                    break
-                remaining -= size
-            changed[found.path] = attrs.asdict(position)
-            if len(changed) == files:
-                break
-        if not changed:
-            return start
-        existing = {found.path for found in inputs}
-        return {path: known for path, known in start.items() if self._target or path in existing} | changed
-
-    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        changed = {path: TailPosition(**new) for path, new in end.items() if new != start.get(path)}
-        # Grouped by the sizes of the ranges: the sizes of whole files do not matter here.
-        inputs = [
-            attrs.evolve(found, size=changed[found.path].end - changed[found.path].begin)
-            for found in self._options.find().inputs
-            if found.path in changed
-        ]
-        tasks = self._options.group_into_tasks(inputs)
-        return [SegmentPartition(task, stretches=tuple(changed[found.path] for found in task)) for task in tasks]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, SegmentPartition)
-        codec = self._options.codec()
-        for found, stretch in zip(partition.inputs, partition.stretches, strict=True):
-            yield from record_batches(found, self._schema, codec, stretch=stretch)
-
-
-def _limit_to(position: TailPosition, target: TailPosition) -> TailPosition:
-    """Return ``position`` limited to the end of ``target``.
-
-    A file that was rewritten after ``target`` was taken is not read in this query; the next query reads all of it.
-    """
-    if position.end <= target.end:
-        return position
-    return attrs.evolve(position, end=target.end, crc32=target.crc32, mtime_ns=UNSETTLED)

@@ -15,10 +15,12 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.datasource import InputPartition
 
 from msgstore.contract import Columns
 from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
+from msgstore.jobs.reading.segment_check import SegmentRange
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,6 +28,20 @@ SegmentRows = tuple[Columns, Mapping[str, pa.Array], object]
 """Records of a segment, further columns of their rows, and a result for the whole segment, which is pickled."""
 IS_RECORD = "result is null"
 _SQL = {pa.int64(): "long", pa.binary(): "binary", pa.bool_(): "boolean"}
+
+
+class SegmentPartition(InputPartition):
+    """Input of one task."""
+
+    def __init__(
+        self, inputs: tuple[SegmentInput, ...], rows: tuple[pa.RecordBatch, ...] = (), stretches: tuple[SegmentRange, ...] = ()
+    ) -> None:
+        super().__init__(None)
+        self.inputs = inputs
+        self.rows = rows
+        """Rows that were already known when the job was planned."""
+        self.stretches = stretches
+        """Range that a micro-batch reads of each input."""
 
 
 def map_tasks(

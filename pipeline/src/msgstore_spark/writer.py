@@ -7,7 +7,8 @@ Columns: ``id`` (16 bytes, or text of 32 hexadecimal digits), ``body`` (stored b
 references are added. Two bodies of one id fail the write.
 
 The store is always a new one. Spark has the modes ``append`` and ``overwrite`` for sources like this. In both modes, the
-destination must not exist or must be an empty directory. Nothing is ever overwritten.
+destination must not exist or must be an empty directory. Nothing is ever overwritten. With ``ifExists`` set to ``ignore``,
+nothing is written if the destination exists.
 
 The store is built in a staging directory next to its destination, in a file system that the driver and all executors share.
 One rename publishes it after everything is on disk. The commit deletes the files of lost and killed tasks.
@@ -29,6 +30,7 @@ from msgstore.contract import StoreError
 from msgstore.jobs.columns.schemas import check_columns, messages_of
 from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart
+from msgstore.jobs.output.staging_directory import is_occupied
 from msgstore_spark.options import WriteOptions
 
 
@@ -36,7 +38,8 @@ from msgstore_spark.options import WriteOptions
 class StoreCommitMessage(WriterCommitMessage):
     """Result of one task."""
 
-    part: StorePart
+    part: StorePart | None
+    """None: the destination existed."""
 
 
 class StoreWriter(DataSourceArrowWriter):
@@ -53,12 +56,18 @@ class StoreWriter(DataSourceArrowWriter):
         self._columns = check_columns(
             to_arrow_schema(schema), self._target.path, ignore_others=given.ignore_others, option="the option ignoreOthers"
         )
+        self._staging: str | None = None
+        """None: nothing is written."""
+        if given.ignore_existing and is_occupied(self._target.destination):
+            return
         with StoreStaging.begin(self._target) as staging:
             self._staging = staging.path
             staging.hand_over(os.getppid())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoreCommitMessage:
         """Write the rows of one attempt of one task. Called on an executor."""
+        if self._staging is None:
+            return StoreCommitMessage(None)
         context = TaskContext.get()
         assert context is not None
         where = f"{self._target.path}: partition {context.partitionId()}"
@@ -70,7 +79,9 @@ class StoreWriter(DataSourceArrowWriter):
             return StoreCommitMessage(part.finish())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        parts = [message.part for message in messages if isinstance(message, StoreCommitMessage)]
+        if self._staging is None:
+            return
+        parts = [message.part for message in messages if isinstance(message, StoreCommitMessage) and message.part]
         with StoreStaging.join(self._target, self._staging) as staging:
             if len(parts) != len(messages):
                 missing = len(messages) - len(parts)
@@ -78,4 +89,5 @@ class StoreWriter(DataSourceArrowWriter):
             staging.commit(parts)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        StoreStaging.join(self._target, self._staging).abandon()
+        if self._staging is not None:
+            StoreStaging.join(self._target, self._staging).abandon()

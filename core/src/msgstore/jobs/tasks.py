@@ -20,14 +20,17 @@ Run = Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]
 Task = tuple[SegmentInput, ...]
 TASK_SIZE = 64 * 2**20
 """Bytes. With smaller tasks their fixed cost counts; with much larger ones, one worker is busy at the end of a job."""
+TASK_FILES = 256
+"""Segments. Opening many small ones takes longer than reading them."""
 
 
 def group_into_tasks(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
-    """Return tasks of at most ``target`` bytes, in the order given. A larger segment is a task of its own. Deterministic."""
+    """Return tasks of at most ``target`` bytes and TASK_FILES segments, or as many more as ``target`` is larger, in the order
+    given. A segment above ``target`` is a task of its own. Deterministic."""
     tasks: list[list[SegmentInput]] = []
-    room = 0
+    room, files = 0, TASK_FILES * max(1, target // TASK_SIZE)
     for found in inputs:
-        if not tasks or found.size > room:
+        if not tasks or found.size > room or len(tasks[-1]) == files:
             tasks.append([])
             room = target
         tasks[-1].append(found)

@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import repeat
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
-from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
+from msgstore.jobs.columns.schemas import DAMAGE, KINDS, RECORD, SEGMENTS
 from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, UnreadableSegmentError, check_segment, opening
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import OpenCodec
-from msgstore.scan import OpenFormat
+from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.segment import values_of
 
+T = TypeVar("T")
 MAX_VALUE = 2**31 - 1
 """Bytes that a value of a binary column can have."""
 BATCH_ROWS = 2**16
+Condition = tuple[str, str, Any]
+"""(``id``, ``offset``, ``size`` or ``type``; ``equal``, ``is_in``, ``greater``, ``greater_equal``, ``less`` or ``less_equal``;
+value, or values of ``is_in``). A null meets none."""
 BATCH_BYTES = 64 * 2**20
 """Limit of the span of file that the bodies of a batch are in, and of the values that a codec makes of them, which may be a
 thousand times as large. A larger body is a batch of its own."""
@@ -40,34 +46,45 @@ def record_batches(
     schema: pa.Schema,
     codec: OpenCodec | None = None,
     *,
-    ids: frozenset[bytes] | None = None,
-    types: frozenset[int] | None = None,
+    only: Sequence[Condition] = (),
     stretch: SegmentRange | None = None,
+    constants: Mapping[str, object] = MappingProxyType({}),
+    fail_fast: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns of ``schema`` of each record, by offset. The fewer columns, the cheaper.
 
-    ``ids``, ``types``, ``stretch``: only records of these ids, of these type bytes, in this part of the file.
-    A segment that cannot be read has none, and one row of damage that says why. A stretch that was changed has none, or no
-    more, and the next batch of its stream reads it. Memory: the segment once, a batch, and the columns of record types.
+    ``only``: conditions that records must meet. ``stretch``: the part of the file that is read. ``constants``: values of
+    columns that are the same for the whole segment. A segment that cannot be read has no rows, and one row of damage that
+    says why. A stretch that was changed has none, or no more, and the next batch of its stream reads it. Memory: the segment
+    once, a batch, and the columns of record types.
 
     Raises PluginError if a plugin is missing in this process. Raises StoreError for any other failure, which would lose rows
-    that are in no damaged span.
+    that are in no damaged span; with ``fail_fast`` also for damage, and for a segment that cannot be read.
     """
     begun = False
     try:
         with opening(found) as (form, data):
             if stretch is not None and not stretch.is_of(data):
                 return
-            rows = _rows(form.scan(data, start=stretch.begin if stretch else 0).records, form, ids, types)
+            scan = form.scan(data, start=stretch.begin if stretch else 0)
+            if fail_fast:
+                _refuse_damage(SegmentReport(Path(found.path), form, len(data), scan))
             if stretch is not None:
-                rows = rows.filter(pc.less(rows.column("offset"), stretch.end))
-            for batch in _batches(found, form, data, rows, schema, codec):
+                only = [*only, ("offset", "less", stretch.end)]
+            rows = _rows(scan.records, form, only)
+            for batch in _batches(found, form, data, rows, schema, codec, constants):
                 begun = True
                 yield batch
     except UnreadableSegmentError as error:
         is_damage = not begun and check_segment(found).segment.state == UNREADABLE
-        if not (is_damage or _is_changed(found, stretch)):
+        if fail_fast or not (is_damage or _is_changed(found, stretch)):
             raise StoreError(f"{found.path}: {error}") from error
+
+
+def _refuse_damage(report: SegmentReport) -> None:
+    if spans := list(damaged_spans(report)):
+        more = f", and {len(spans) - 1} more damaged spans" if len(spans) > 1 else ""
+        raise UnreadableSegmentError(f"{spans[0].size} bytes at offset {spans[0].offset} are damaged: {spans[0].reason}{more}")
 
 
 def _is_changed(found: SegmentInput, stretch: SegmentRange | None) -> bool:
@@ -109,32 +126,45 @@ def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Rec
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _rows(records: Columns, form: OpenFormat, ids: frozenset[bytes] | None, types: frozenset[int] | None) -> pa.RecordBatch:
-    """Return ids, offsets, sizes and types of the wanted records; the buffers are those of the scan."""
+def _rows(records: Columns, form: OpenFormat, only: Sequence[Condition]) -> pa.RecordBatch:
+    """Return ids, offsets, sizes and types of the wanted records; without a condition, the buffers are those of the scan."""
     type_bytes = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
     columns = [fixed_width(records.ids), int64(records.offsets), int64(records.sizes), type_bytes]
-    rows = pa.RecordBatch.from_arrays(columns, names=["id", "offset", "size", "type"])
-    # The caller's columns are binary and smallint: other values than ids and type bytes match no record.
-    if ids is not None:
-        rows = rows.filter(pc.is_in(rows.column("id"), pa.array([one for one in ids if len(one) == 16], pa.binary(16))))
-    if types is not None:
-        known = [byte for byte in types if 0 <= byte <= 255] if form.typed else []
-        rows = rows.filter(pc.is_in(rows.column("type"), pa.array(known, pa.uint8())))
+    rows = pa.RecordBatch.from_arrays(columns, names=_SCANNED)
+    for name, comparison, value in only:
+        column = _shown(rows, name, form)
+        if comparison == "is_in":
+            rows = rows.filter(pc.is_in(column, pa.array(value, column.type), skip_nulls=True))
+        else:
+            rows = rows.filter(pc.call_function(comparison, [column, pa.scalar(value, column.type)]))
     return rows
 
 
+def _shown(rows: pa.RecordBatch, name: str, form: OpenFormat) -> pa.Array:
+    """Return a column of ``_rows`` with the type and the nulls of ``RECORD``."""
+    if name == "type" and not form.typed:
+        return pa.nulls(rows.num_rows, pa.int16())
+    return rows.column(name).cast(RECORD.field(name).type)
+
+
 def _batches(
-    found: SegmentInput, form: OpenFormat, data: Buffer, rows: pa.RecordBatch, schema: pa.Schema, codec: OpenCodec | None
+    found: SegmentInput,
+    form: OpenFormat,
+    data: Buffer,
+    rows: pa.RecordBatch,
+    schema: pa.Schema,
+    codec: OpenCodec | None,
+    constants: Mapping[str, object],
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns of ``rows``, in batches that fit into memory."""
     if not rows.num_rows:
         return
     names = set(schema.names)
     asked = [(number, field) for number, field in enumerate(codec.fields if codec else ()) if field.name in names]
-    others = names - _OWN - {field.name for _, field in asked}
-    columns = {name: pa.repeat(as_text(text), rows.num_rows) for name, text in zip(_PLACE, _place(found), strict=True)}
-    columns |= {"offset": rows.column("offset"), "size": rows.column("size"), "id": rows.column("id").cast(pa.binary())}
-    columns["type"] = rows.column("type").cast(pa.int16()) if form.typed else pa.nulls(rows.num_rows, pa.int16())
+    same = {**dict(zip(_PLACE, map(as_text, _place(found)), strict=True)), **constants}
+    columns = {name: pa.repeat(pa.scalar(same[name], schema.field(name).type), rows.num_rows) for name in names & same.keys()}
+    columns |= {name: _shown(rows, name, form) for name in names & set(_SCANNED)}
+    others = names - same.keys() - {*_SCANNED, "body"} - {field.name for _, field in asked}
     columns |= {name: _field(form, data, rows, name, schema.field(name).type) for name in others}
     placed: Spans | None = None
     if asked or "body" in names:
@@ -157,7 +187,7 @@ def _batches(
 
 
 _PLACE = ("store", "file", "format")
-_OWN = {*_PLACE, "offset", "size", "type", "id", "body"}
+_SCANNED = ("id", "offset", "size", "type")
 
 
 Spans = tuple[pa.Int64Array, pa.Int64Array]
@@ -271,6 +301,6 @@ def _column(field: RecordField, values: Sequence[object]) -> pa.Array:
         return pa.array(map(as_text, values), KINDS[field.kind])
 
 
-def as_text(value: object) -> object:
+def as_text(value: T) -> T | str:
     """Names of files that are not UTF-8 are text in Python only."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

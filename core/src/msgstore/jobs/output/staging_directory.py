@@ -239,8 +239,13 @@ def _check_place(destination: Path, sources: Iterable[str | Path]) -> None:
         raise StoreError(f"{destination.parent}: there is no such directory; make it, or choose another place")
 
 
+def is_occupied(destination: Path) -> bool:
+    """Return True if there is something at a path, and not only an empty directory."""
+    return destination.is_symlink() or (destination.exists() and not (destination.is_dir() and not any(destination.iterdir())))
+
+
 def _check_free(destination: Path) -> None:
-    if destination.is_symlink() or (destination.exists() and not (destination.is_dir() and not any(destination.iterdir()))):
+    if is_occupied(destination):
         raise StoreError(f"{destination}: is there already, and is not an empty directory; choose a new name")
     if os.path.ismount(destination):
         raise StoreError(f"{destination}: a file system is mounted there, and no rename replaces that; choose a name inside it")

@@ -101,7 +101,7 @@ def check_segment(found: SegmentInput, *, with_records: bool = False) -> Segment
                 found.path,
                 form.name,
                 len(data),
-                state=scan.end.state,
+                state="corrupt" if damage and scan.end.state == "clean" else scan.end.state,
                 header=header if scan.header in (None, "ok") and scan.end.offset >= header else 0,
                 records=len(scan.records),
                 record_bytes=sum(scan.records.sizes),
