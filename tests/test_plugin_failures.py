@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from support import A, B, command, open_with
 
 FORMAT = "msgstore_format_v2.format:SegmentFormatV2"
 RECORD = "msgstore_format_v2.message:MessageRecord"
+POLICY = "msgstore.builtin.policies:HalfEmpty"
 ETS = "msgstore_ets_index.index:EtsIndex"
 
 
@@ -141,6 +143,29 @@ def test_factory_that_raises_oserror_hides_no_other_store(tmp_path, monkeypatch)
     assert "cannot be created: FileNotFoundError: [Errno 2] No such file or directory: 'key'" in result.stderr
     assert "pip install" not in result.stderr
     assert "b: ok" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "given", "said"),
+    [
+        (POLICY, "plan", lambda self, segments: [], "plan(segments, now)"),
+        (POLICY, "plan", lambda self, segments, now, more: [], "plan(segments, now)"),
+        (FORMAT, "body_span", lambda self, *, data: (0, 0), "body_span(data, offset, size)"),
+        (ETS, "lookup", lambda self: None, "lookup(msg_id)"),
+        (POLICY, "plan", lambda self, segments, now, more=None: [], None),
+        (POLICY, "plan", lambda self, *arguments: [], None),
+        (POLICY, "plan", staticmethod(lambda segments, now: []), None),
+    ],
+)
+def test_method_with_wrong_arguments_is_found_at_opening(target, method, given, said, tmp_path, monkeypatch):
+    """A policy would fail in the background only."""
+    module, _, name = target.partition(":")
+    monkeypatch.setattr(getattr(importlib.import_module(module), name), method, given)
+    if said is None:
+        msgstore.open_store(tmp_path / "store").close()
+    else:
+        with pytest.raises(BrokenPlugin, match=f"{name} has no {re.escape(said)}, which the contract requires"):
+            msgstore.open_store(tmp_path / "store")
 
 
 def test_application_is_not_blamed_on_its_plugin(tmp_path, monkeypatch):

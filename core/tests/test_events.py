@@ -164,6 +164,24 @@ def test_dropped_messages_fire_event(tmp_path, recorder):
     assert telemetry.counters.dropped_messages == 3
 
 
+def test_observers_receive_their_options(tmp_path, recorder):
+    """Each observer has the table of its entry point. Options of an observer that is not installed are refused."""
+    other = attrs.evolve(ACME, entry_point="other")
+    catalogue = load_catalogue()
+    seen = [Observer("msgstore_store_opened", recorder, provider) for provider in (ACME, other)]
+    (tmp_path / "stores.toml").write_text(
+        'stores.mail = { path = "mail", observers.watch = { to = "ops", after = 3 } }\n'
+        'stores.wrong = { path = "mail", observers.wach = {} }\n'
+    )
+    stores = attrs.evolve(
+        msgstore.load_config(tmp_path / "stores.toml"), catalogue=attrs.evolve(catalogue, observers=tuple(seen))
+    )
+    stores.open("mail").close()
+    assert [event.options for event in recorder.of(events.StoreOpenedEvent)] == [{"to": "ops", "after": 3}, {}]
+    with pytest.raises(msgstore.ConfigError, match=r"\[stores.wrong\] observers: unknown key 'wach'. Did you mean 'watch'\?"):
+        stores.open("wrong")
+
+
 # -- observers that misbehave ---------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,9 @@ class StoreConfig:
     """Time between two calls of the policy by a background thread. It also calls the policy when a segment is full, and when
     much was removed. 0: no thread; only ``compact()`` collects. Commands of the command line never collect in the
     background."""
+    observers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    """Options of observers by entry point, for the member ``options`` of their events. Text and paths are passed as they are
+    written."""
     on_legacy: OnLegacy = "read"
     """Treatment of segments of an older format than ``format``: ``"read"`` reads them, ``"migrate"`` rewrites them at opening,
     ``"refuse"`` refuses to open for writing."""

@@ -36,10 +36,7 @@ Duration = NewType("Duration", float)
 
 
 class Capability(enum.Enum):
-    """An optional feature of a backend, claimed in its descriptor. There is no other way to be optional.
-
-    A capability that needs methods names the Protocol that has them.
-    """
+    """An optional feature of a backend, claimed in its descriptor. If it needs methods, it names the Protocol that has them."""
 
     PERSISTENT = "persistent"
     """Index: entries given to :meth:`Index.commit` survive a crash of the process."""

@@ -29,6 +29,8 @@ class Event:
     """Base class of all events."""
 
     store: Path
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Options of the observer that is called: the table ``observers.ENTRYPOINT`` of the store's configuration."""
 
 
 @attrs.frozen(kw_only=True)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from logging import DEBUG, INFO
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -102,8 +103,12 @@ class Telemetry:
     Observers are called one by one, on the thread ``msgstore-observers PATH``; without observers there is none.
     """
 
-    def __init__(self, store: Path, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self, store: Path, observers: Sequence[Observer] = (), options: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    ) -> None:
         self.store = store
+        self._options = options
+        """Options of observers by entry point."""
         self.counters = Counters()
         self.in_callback: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         """Set by the store: entered around each call of an observer."""
@@ -171,7 +176,7 @@ class Telemetry:
             for observer in self._by_class[type(event)]:
                 try:
                     with self.in_callback():
-                        observer.call(event)
+                        observer.call(attrs.evolve(event, options=self._options.get(observer.provider.entry_point, {})))
                 except BaseException:  # sys.exit() too: the other observers go on
                     self.counters.observer_failures += 1
                     _observers_log.exception("%s: %s of %s failed", self.store, observer.hook, observer.provider)

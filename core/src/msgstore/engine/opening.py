@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from msgstore.config import Backend, Config, StoreConfig, read_config, store_config
+from msgstore.config import Backend, Config, StoreConfig, read_config, refuse_unknown, store_config
 from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError, StoreError, StoreLocked
 from msgstore.contract.events import StoreOpenedEvent
 from msgstore.directory import known_settings
@@ -133,7 +133,7 @@ def open_configured(
         if mode == "r" and live != "never" and can_be_read_live(config.index.name, catalogue):
             return _open_live(config, catalogue, files, open_it, follow=live == "follow")
         begin = partial(open_it, read_only=mode == "r")
-        return _assemble(Telemetry(config.path, catalogue.observers), begin, partial(Store, mode=mode), _use)
+        return _assemble(_telemetry(config, catalogue), begin, partial(Store, mode=mode), _use)
     except OSError as error:
         raise StoreError(f"{error.filename or config.path}: the store cannot be opened: {error.strerror or error}") from error
     except StoreLocked as error:
@@ -147,6 +147,13 @@ def open_configured(
         if (broken := blame(error)) is not None:
             raise BrokenPlugin(f"{config.path}: {broken}") from error
         raise
+
+
+def _telemetry(config: StoreConfig, catalogue: Catalogue) -> Telemetry:
+    """Return the telemetry of a store. Raises ConfigError for options of an observer that is not there."""
+    known = {observer.provider.entry_point for observer in catalogue.observers}
+    refuse_unknown(config.observers, sorted(known), f"{config.where or config.path} observers")
+    return Telemetry(config.path, catalogue.observers, config.observers)
 
 
 def _assemble(
@@ -229,7 +236,7 @@ def _try_live(config: StoreConfig, catalogue: Catalogue, files: Files, open_it: 
                 obstacle = None
                 store = _assemble(Telemetry(config.path), partial(look_beside, config, catalogue, files), make, use)
             else:
-                observed = partial(Telemetry, config.path, catalogue.observers)
+                observed = partial(_telemetry, config, catalogue)
                 try:
                     store = _assemble(observed(), partial(open_it, read_only=True, live=follow), make, use)
                 except (StoreError, OSError) as error:

@@ -315,12 +315,31 @@ def extensions_of(descriptor: Descriptor) -> tuple[str, ...]:
 
 
 def missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
-    """Yield the names that the protocols of the descriptor require and ``backend`` does not have."""
+    """Yield the names that the protocols of the descriptor require and ``backend`` does not have, and the calls of those that
+    take another number of arguments."""
     for (kind, capability), protocol in _PROTOCOLS.items():
         if not isinstance(descriptor, kind) or capability not in (None, *descriptor.capabilities):
             continue
         yield from (name for name in inspect.get_annotations(protocol) if not hasattr(backend, name))
         for name, method in vars(protocol).items():
             public = not name.startswith("_") or name == "__len__"
-            if public and inspect.isfunction(method) and not callable(getattr(backend, name, None)):
+            if not public or not inspect.isfunction(method):
+                continue
+            if not callable(given := getattr(backend, name, None)):
                 yield name
+            elif not _accepts(given, count := method.__code__.co_argcount - 1):
+                yield f"{name}({', '.join(method.__code__.co_varnames[1 : count + 1])})"
+
+
+def _accepts(method: object, count: int) -> bool:
+    """Return False if a method is written in Python and cannot be called with ``count`` positional arguments.
+
+    Reads the code object: ``inspect.signature`` would take a millisecond of every opening.
+    """
+    function = getattr(method, "__func__", method)
+    if not inspect.isfunction(function):
+        return True
+    code = function.__code__
+    most = code.co_argcount - (function is not method)
+    least = most - len(function.__defaults__ or ())
+    return least <= count and (count <= most or bool(code.co_flags & inspect.CO_VARARGS))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import attrs
 
@@ -27,11 +27,12 @@ RECOVERY = {
     "how": "rebuild", "scanned": ["0.sqs", "1.sqs"], "hinted": ["2.sqs"], "entered": 7, "garbage": 2, "missing": 1,
     "damaged": ["1.sqs at 40"],
 }  # fmt: skip
-FORMS: dict[str, tuple[object, ...]] = {
+FORMS: dict[str, tuple[Any, ...]] = {
     "mode": ("rw", "r"), "index": ("ets",), "format": ("v2",), "file": ("0.sqs",), "recovery": (RECOVERY,),
     "statistics": (STATISTICS.copy, dict),  # empty once the store is closed
     "how": ("closed", "abandoned"), "offset": (40, None), "reason": ("invalid_message_size", "it is 8 days old"),
     "outcome": get_args(events.CollectionOutcome), "skipped": (None, "it is being read"), "seconds": (0.25,),
+    "options": ({},),
 }  # fmt: skip
 """Member of an event to the forms that it has; all others are numbers."""
 
