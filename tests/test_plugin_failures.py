@@ -151,7 +151,7 @@ def test_factory_that_raises_oserror_hides_no_other_store(tmp_path, monkeypatch)
         (POLICY, "plan", lambda self, segments: [], "plan(segments, now)"),
         (POLICY, "plan", lambda self, segments, now, more: [], "plan(segments, now)"),
         (FORMAT, "body_span", lambda self, *, data: (0, 0), "body_span(data, offset, size)"),
-        (ETS, "lookup", lambda self: None, "lookup(msg_id)"),
+        (ETS, "freeze", lambda self: None, "freeze(state)"),
         (POLICY, "plan", lambda self, segments, now, more=None: [], None),
         (POLICY, "plan", lambda self, *arguments: [], None),
         (POLICY, "plan", staticmethod(lambda segments, now: []), None),
