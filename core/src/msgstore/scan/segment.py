@@ -31,6 +31,8 @@ from msgstore.scan.formats import OWN_RECORD, OpenFormat
 Values = tuple[object, ...]
 """Field values in the order of the descriptor's fields."""
 
+ANOTHER_BODY = "another_body"
+"""Reason of the damage that a later copy of an id is, if its body is not that of the first."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TYPES: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
 
@@ -98,7 +100,7 @@ def scan_file(
     """
     with files.view(path) as data:
         try:
-            scan = form.scan(data, check_body=check_body)
+            scan = with_conflicts(form, data, form.scan(data, check_body=check_body))
         except BrokenPlugin as error:
             raise BrokenPlugin(f"{path}: {error}") from error.__cause__
         try:
@@ -106,6 +108,30 @@ def scan_file(
         except BrokenPlugin as error:
             raise BrokenPlugin(f"{path} {error}") from error
         return SegmentReport(path, form, len(data), scan, values)
+
+
+def with_conflicts(form: OpenFormat, data: Buffer, scan: SegmentScan) -> SegmentScan:
+    """Return the scan with each later copy of an id that has another body as damage, if a broker wrote both.
+
+    An id names one body. A fault of RabbitMQ's compaction leaves two, and nothing tells which of them is right.
+    """
+    if not len(scan.duplicates):
+        return scan
+
+    def body(offset: int, size: int) -> bytes:
+        begin, end = form.format.body_span(data, offset, size)
+        return bytes(data[begin:end])
+
+    copied = set(scan.duplicates.id_list())
+    first = {msg_id: body(offset, size) for msg_id, offset, size, _ in scan.records.rows() if msg_id in copied}
+    same, damage = Columns(), list(scan.damage)
+    for msg_id, offset, size, byte in scan.duplicates.rows():
+        bodies = first[msg_id], body(offset, size)
+        if bodies[0] == bodies[1] or None in map(form.catalogue.known_codec, bodies):
+            same.add(msg_id, offset, size, byte)
+        else:
+            damage.append(Damage(offset, size, ANOTHER_BODY))
+    return attrs.evolve(scan, duplicates=same, damage=sorted(damage, key=lambda span: span.offset))
 
 
 def damaged_spans(report: SegmentReport) -> list[Damage]:

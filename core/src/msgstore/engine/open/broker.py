@@ -51,6 +51,8 @@ _BROKERS_NAME = re.compile(
     r"msg_store_(persistent|transient|index\.ets)|file_summary\.ets|recovery\.dets|\.vhost|\.queue_name|journal\.jif|\d+\.(idx|q[is])"
 )
 """Names of files and directories in a broker's virtual host, message store or queue directory."""
+_CODEC = "erlang"
+"""Codec of the bodies of all brokers."""
 _BODIES, _BODY_BYTES = 1000, 2**26
 """Bodies that are checked to find their codec, and their bytes, about."""
 
@@ -92,11 +94,14 @@ def admit(
 
 
 def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec, segments: Segments) -> Backend:
-    """Return the codec of a broker if the records have it, otherwise the configured one.
+    """Return the codec of a broker if the records have it, or if there are none and no codec is named, otherwise the
+    configured one.
 
     More than half of the first bodies decide: a few damaged or ambiguous ones decide nothing.
     """
     bodies = _first_bodies(segments)
+    if not (bodies or config.body.named):
+        return Backend(_CODEC)  # a record of another codec ends the broker's reading of the segment
 
     def fits(codec: BodyCodec) -> bool:
         accepted = 0

@@ -23,6 +23,7 @@ from msgstore.plugins.blame import PLUGIN_FAILED, blame
 from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.formats import scan_checked
+from msgstore.scan.segment import ANOTHER_BODY, with_conflicts
 
 UNREADABLE = "unreadable"
 """State of a segment that the operating system or a plugin cannot read, and first word of the reason."""
@@ -94,7 +95,7 @@ def check_segment(found: SegmentInput, *, with_records: bool = False) -> Segment
     """Scan a segment. One that cannot be read is one damaged span. Raises PluginError if this process lacks a plugin."""
     try:
         with opening(found) as (form, data):
-            scan = form.scan(data)
+            scan = with_conflicts(form, data, form.scan(data))
             report = SegmentReport(Path(found.path), form, len(data), scan)
             damage, header = tuple(damaged_spans(report)), len(form.format.header)
             segment = ScannedSegment(
@@ -123,10 +124,11 @@ def check_segment(found: SegmentInput, *, with_records: bool = False) -> Segment
 def is_quarantined(report: SegmentReport) -> bool:
     """Return True if an opening would quarantine the segment. A torn end is damage only if records follow it."""
     scan = report.scan
+    is_damaged = any(span.reason != ANOTHER_BODY for span in scan.damage)
     if scan.end.state != "torn":
-        return scan.end.state == "corrupt" or bool(scan.damage)
+        return scan.end.state == "corrupt" or is_damaged
     with Files().view(report.path) as data:
-        return bool(scan.damage) or report.format.format.find_chain(data, scan.end.offset + 1, CHAIN) is not None
+        return is_damaged or report.format.format.find_chain(data, scan.end.offset + 1, CHAIN) is not None
 
 
 # -- also after and inside damage --------------------------------------------------------------------------------------------
@@ -158,9 +160,12 @@ def intact_records(form: OpenFormat, data: Buffer, check_segment: Judge | None =
         header = min(len(form.format.header), len(data))
         return IntactRecords(len(data), header, sum(scan.hole_sizes), (), scan.records, bytes(len(scan.records)))
     spans = read_spans(form.format, data, check_segment, scan)
+    conflicts = {span.offset for span in with_conflicts(form, data, scan).damage if span.reason == ANOTHER_BODY}
     records, recovered, damage, holes = Columns(), bytearray(), [], 0
     for span in spans:
-        if span.id is not None:
+        if span.offset in conflicts:
+            damage.append(Damage(span.offset, span.size, ANOTHER_BODY))
+        elif span.id is not None:
             records.add(span.id, span.offset, span.size)
             recovered.append(span.recovered)
         elif span.reason:
