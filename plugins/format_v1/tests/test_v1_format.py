@@ -68,7 +68,8 @@ def by_the_book(data: bytes) -> tuple[Spans, Spans, ScanEnd]:
 def check_against_the_book(data: bytes) -> None:
     scan = V1.scan(data)
     found = sorted((at, size) for columns in (scan.records, scan.duplicates) for _, at, size, _ in columns.rows())
-    assert (found, list(zip(scan.hole_offsets, scan.hole_sizes, strict=True)), scan.end) == by_the_book(data)
+    between = [*zip(scan.hole_offsets, scan.hole_sizes, strict=True), *((spot.offset, spot.size) for spot in scan.damage)]
+    assert (found, sorted(between), scan.end) == by_the_book(data)
 
 
 ids = st.binary(min_size=16, max_size=16)
@@ -183,6 +184,20 @@ def saved_indexes() -> Iterator[Any]:
             for number in sorted({entry["file"] for entry in index or ()}):
                 path = dump.parent / "msg_stores" / "vhosts" / vhost / "msg_store_persistent" / f"{number}.rdq"
                 yield pytest.param(path, [entry for entry in index if entry["file"] == number], id=f"{vhost}-{number}")
+
+
+@pytest.mark.parametrize(("byte", "to"), [(0, 9), (7, None), (-1, 0)])
+def test_broken_size_or_end_of_brokers_record_is_damage(byte, to):
+    """Each record of a real segment, whose size or last byte is wrong in turn, is reported, and the others are found."""
+    data = (DATA / "msg-store" / "v1_clean" / "store" / "2.rdq").read_bytes()
+    rows = list(V1.scan(data).records.rows())
+    for _, at, size, _ in rows[:-1]:
+        broken, place = bytearray(data), at + byte if byte >= 0 else at + size - 1
+        broken[place] = data[place] ^ 0x40 if to is None else to
+        scan = V1.scan(bytes(broken))
+        assert [spot.reason for spot in scan.damage] == ["invalid_size"]
+        assert scan.damage[0].offset == at
+        assert scan.end == ScanEnd("clean", len(data))
 
 
 @pytest.mark.parametrize(("path", "entries"), list(saved_indexes()))

@@ -28,6 +28,9 @@ HIGH_HALF = bytes(4)
 SEAM = END_MARK + HIGH_HALF
 """Bytes at the boundary between two records, or between a record and a zero-filled hole."""
 
+TERMS = (b"\x83h", b"\x83m")
+"""First bytes of the bodies that brokers store: an Erlang term, a tuple or a binary."""
+
 _BATCH_BYTES = 1 << 20
 _zeros_at = re.compile(rb"\0*").match
 
@@ -71,7 +74,8 @@ def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> Segm
     """Scan ``data`` from ``start`` on; see ``SegmentFormat.scan``.
 
     The inner loop accepts records that another record or zeros follow, which are nearly all. :func:`find_record` decides all
-    other cases. The bytes between two records are a hole. A record whose body fails ``check_body`` is damage.
+    other cases. The bytes between two records are a hole. They are damage if a broker's body is where that of a record would
+    be: then the size or the last byte of a record is wrong. A record whose body fails ``check_body`` is damage.
     """
     scan = SegmentScan()
     total = len(data)
@@ -98,7 +102,9 @@ def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> Segm
             if offset >= limit or (found := find_record(data, offset)) is None:
                 break
             at, size = found
-            if at > offset:
+            if at > offset + BODY_AT and data[offset + BODY_AT : offset + BODY_AT + 2] in TERMS:
+                scan.damage.append(Damage(offset, at - offset, "invalid_size"))
+            elif at > offset:
                 scan.hole_offsets.append(offset)
                 scan.hole_sizes.append(at - offset)
             offset = at + size
