@@ -112,6 +112,18 @@ def test_commands_take_options_of_codec(letters, how, tmp_path):
             assert store.read(A) == b"secret"
 
 
+def test_diff_compares_what_codec_decodes(letters, tmp_path):
+    """Each encryption of a body has its own nonce."""
+    other = tmp_path / "other"
+    with msgstore.open_store(other, body={"use": "aes-gcm", "key": KEY}) as store, store.client() as client:
+        client.write(A, b"secret")
+    command("diff", letters, other, code=1)
+    codec = ["--body", "aes-gcm", "--config", tmp_path / "msgstore.toml"]
+    assert json_of("diff", letters, other, *codec)[-1]["same"] == 1
+    wrong = json.dumps({"use": "aes-gcm", "key": "00" * 32})
+    assert json_of("diff", letters, other, "--body", wrong, code=1)[-1]["differing"] == 1
+
+
 def test_store_without_options_of_its_codec_does_what_needs_no_body(letters, tmp_path):
     """And says what is missing where one is needed. A secret is in no message."""
     for verb in ("info", "ls", "map", "compact"):

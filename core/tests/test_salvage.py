@@ -144,6 +144,17 @@ def test_highest_file_wins_and_bad_copy_gives_way(source, tmp_path):
     assert bodies(tmp_path / "again")[TWO] == b"old 2"
 
 
+def test_virtual_hosts_that_become_one_store_are_named(source, tmp_path, caplog):
+    for name in ("a", "b"):
+        (source / name / "msg_store_persistent").mkdir(parents=True)
+        shutil.copy(store_of("v1_clean") / "0.rdq", source / name / "msg_store_persistent")
+        (source / name / ".vhost").write_text(f"/{name}")
+        salvage(source / name, tmp_path / f"only {name}")
+        assert caplog.messages == []
+    salvage(source, tmp_path / "both")
+    assert caplog.messages == ["the sources are 2 virtual hosts (/a, /b), which become one store"]
+
+
 def test_sources_of_several_formats_and_shapes_are_read(source, tmp_path):
     for name, file, to in (("v1", "0.rdq", "0.rdq"), ("v2", "0.sqs", "0.sqs"), ("v2", "1.sqs", "backup of 1.sqs")):
         shutil.copy(store_of(f"{name}_clean") / file, source / to)

@@ -17,6 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from msgstore.config import Backend
 from msgstore.contract import Columns, ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.jobs import classes
@@ -61,7 +62,7 @@ def _read_counts(_: int, split: FileSplit) -> Iterator[pa.RecordBatch]:
 def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
     """Run the job and return its report."""
     a, b = (
-        read_segments(spark, _digests, group_into_tasks(found.inputs), digest=pa.binary())
+        read_segments(spark, partial(_digests, body=job.body), group_into_tasks(found.inputs), digest=pa.binary())
         for found in (job.found_a, job.found_b)
     )
     first_a, first_b = (
@@ -80,8 +81,8 @@ def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
     return report
 
 
-def _digests(item: SegmentInput) -> SegmentRows:
-    found = digest(item)
+def _digests(item: SegmentInput, body: Backend | None) -> SegmentRows:
+    found = digest(item, body)
     return found.records, {"digest": fixed_width(found.digests, DIGEST)}, found.damage
 
 

@@ -1,25 +1,29 @@
 """Job ``diff``: find the messages that only one of two stores, or trees of stores, has, and those whose bodies differ.
 
 ``digest`` hashes the bodies of the intact records of one segment, in any process. Of several copies of an id in one store, the
-first by rank and offset counts, as in a salvage. Stored bodies are compared, not record types or segments.
+first by rank and offset counts, as in a salvage. Stored bodies are compared, or with a codec what clients read, not record
+types or segments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore.contract import Buffer
+from msgstore.config import Backend
+from msgstore.contract import BodyCodec, Buffer, CheckBody
 from msgstore.contract.formats import split_ids
 from msgstore.jobs.inputs import JobInputs, SegmentInput
 from msgstore.jobs.reading.segment_check import IntactRecords, intact_records, read_intact
 from msgstore.jobs.reports import Findings, NotRead
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_segments
+from msgstore.jobs.workers import body_check, body_codec
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 
@@ -37,6 +41,8 @@ class DiffJob:
     """Paths as given."""
     found_a: JobInputs
     found_b: JobInputs
+    body: Backend | None = None
+    """Codec that decodes the bodies before they are compared."""
 
     @property
     def size(self) -> int:
@@ -44,27 +50,35 @@ class DiffJob:
         return self.found_a.size + self.found_b.size
 
 
-def plan_diff(catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, int] | None = None) -> DiffJob:
-    """Read no segment. ``records`` binds record types beside those that the directories remember.
+def plan_diff(
+    catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, int] | None = None, body: Backend | None = None
+) -> DiffJob:
+    """Read no segment. ``records`` binds record types beside those that the directories remember. With ``body``, bodies are
+    decoded before they are compared: a codec may store one body in several ways.
 
     Raises StoreError (no segments), StoreLocked, ConfigError, PluginError.
     """
     found_a, found_b = (find_offline(catalogue, [path], records) for path in (a, b))
-    return DiffJob(str(a), str(b), found_a, found_b)
+    body_check(body)
+    return DiffJob(str(a), str(b), found_a, found_b, body)
 
 
-def digest(item: SegmentInput) -> IntactRecords:
+def digest(item: SegmentInput, body: Backend | None = None) -> IntactRecords:
     """Hash the bodies of one segment. A segment that cannot be read is one damaged span. Raises PluginError."""
-    return read_intact(item, _with_digests)
-
-
-def _with_digests(form: OpenFormat, data: Buffer) -> IntactRecords:
-    good, decode = intact_records(form, data), form.format.decode
-    digests = (
-        blake2b(decode(msg_id, data[offset : offset + size]), digest_size=DIGEST).digest()
-        for msg_id, offset, size, _ in good.records.rows()
+    return read_intact(
+        item, partial(_with_digests, check_body=body_check(body), codec=None if body is None else body_codec(body))
     )
-    return attrs.evolve(good, digests=b"".join(digests))
+
+
+def _with_digests(form: OpenFormat, data: Buffer, check_body: CheckBody | None, codec: BodyCodec | None) -> IntactRecords:
+    good, decode = intact_records(form, data), form.format.decode
+    digests = bytearray()
+    for msg_id, offset, size, _ in good.records.rows():
+        body = decode(msg_id, data[offset : offset + size])
+        if codec and check_body and check_body(msg_id, body):  # any other body is compared as it is stored
+            body = codec.decode(msg_id, body)
+        digests += blake2b(body, digest_size=DIGEST).digest()
+    return attrs.evolve(good, digests=bytes(digests))
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
@@ -136,7 +150,7 @@ def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: ProgressMeter
     report = DiffReport(Side.of(job.a, job.found_a), Side.of(job.b, job.found_b))
 
     def messages(found: JobInputs, side: Side) -> Iterator[tuple[bytes, bytes]]:
-        for item, good in map_segments(run, digest, group_into_tasks(found.inputs), meter):
+        for item, good in map_segments(run, partial(digest, body=job.body), group_into_tasks(found.inputs), meter):
             side.add_damage(item.path, good.damage)
             yield from zip(good.records.id_list(), split_ids(good.digests), strict=True)
 

@@ -20,7 +20,7 @@ import attrs
 
 from msgstore.config import Backend, backend_of
 from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
-from msgstore.files import Files
+from msgstore.files import Files, stat_regular_file
 from msgstore.jobs.counts import named_counts, sums_of
 from msgstore.jobs.inputs import JobInputs, SegmentInput, SegmentJob, open_input
 from msgstore.jobs.output.commit import StoreStaging
@@ -108,6 +108,8 @@ def plan_salvage(
             f"the sources bind record types in different ways: {', '.join(f'{name}={byte}' for name, byte in bound)}; one "
             "store cannot hold both. Name a record type that all are encoded as (--record), or salvage them one by one"
         )
+    if len(hosts := _virtual_hosts(found.inputs)) > 1:
+        log.warning("the sources are %d virtual hosts (%s), which become one store", len(hosts), ", ".join(hosts))
     codecs = list(found.codecs or ("raw",))
     if found.unknown and codecs != ["raw"]:
         codecs.append(f"unknown ({found.unknown[0]})")
@@ -134,6 +136,17 @@ def plan_salvage(
     body_check(checked)
     given = tuple(map(str, sources))
     return SalvageJob(given, found, target, max_body, record is None, checked, named_counts(counts), complete)
+
+
+def _virtual_hosts(inputs: Iterable[SegmentInput]) -> list[str]:
+    """Return the names of the virtual hosts of RabbitMQ that the stores belong to: the content of ``.vhost`` above them."""
+    names = set()
+    for file in {Path(item.store).parent / ".vhost" for item in inputs}:
+        with suppress(OSError, UnicodeDecodeError):
+            stat_regular_file(file)
+            with file.open("rb") as stream:
+                names.add(stream.read(255).decode())
+    return sorted(names)
 
 
 def _check_remembered(catalogue: Catalogue, codec: str, inputs: Sequence[SegmentInput]) -> None:

@@ -239,15 +239,19 @@ def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
 @click.command()
 @click.argument("a", metavar="A", type=options.FILE)
 @click.argument("b", metavar="B", type=options.FILE)
+@options.body("Compare what this body codec decodes, instead of the stored bodies.")
 @options.records
 @options.runner
 @options.as_json
-def diff(a: Path, b: Path, records: Mapping[str, int], runner: options.RunnerOptions, out: output.Output) -> None:
+def diff(
+    a: Path, b: Path, body: options.BodyOptions, records: Mapping[str, int], runner: options.RunnerOptions, out: output.Output
+) -> None:
     """Compare the messages of A and B by id and hash of the body: list messages that only one has, and different bodies.
 
     Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Intact records count,
     also those after damage; of several copies of an id, the copy that salvage would take. Formats, record types and references
-    may differ. Exit code 1: the stores differ, or something is damaged.
+    may differ. A codec with a random part, such as an encryption, stores one body in many ways: then use --body. Exit code 1:
+    the stores differ, or something is damaged.
 
     \b
     Examples:
@@ -255,7 +259,7 @@ def diff(a: Path, b: Path, records: Mapping[str, int], runner: options.RunnerOpt
       msgstore diff msg_store_persistent migrated --json
     """
     catalogue = load_catalogue()
-    job = plan_diff(catalogue, a, b, records=records)
+    job = plan_diff(catalogue, a, b, records=records, body=body.codec())
     report = runner.run(out, "comparing", catalogue, job.size, lambda by, bar: by.diff(job, bar))
     columns = output.columns(
         "_ path segments size:bytes messages damage",
