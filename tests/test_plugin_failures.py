@@ -14,7 +14,7 @@ import pytest
 import msgstore
 from msgstore import forking
 from msgstore.contract import BrokenPlugin
-from support import A, B, command, open_with
+from support import A, B, command, json_of, open_with
 
 FORMAT = "msgstore_format_v2.format:SegmentFormatV2"
 RECORD = "msgstore_format_v2.message:MessageRecord"
@@ -166,6 +166,13 @@ def test_method_with_wrong_arguments_is_found_at_opening(target, method, given, 
     else:
         with pytest.raises(BrokenPlugin, match=f"{name} has no {re.escape(said)}, which the contract requires"):
             msgstore.open_store(tmp_path / "store")
+
+
+def test_missing_backend_is_named_once(tmp_path):
+    (tmp_path / "msgstore.toml").write_text('[stores.a]\npath = "a"\nindex = "none"\ngc = "none"\n')
+    [found] = json_of("config", "check", "--config", tmp_path / "msgstore.toml", code=2)
+    places = [error.partition(": no installed plugin")[0] for error in found["errors"]]
+    assert places == [f"{tmp_path / 'msgstore.toml'}: [stores.a] {key}" for key in ("index", "gc")]
 
 
 def test_application_is_not_blamed_on_its_plugin(tmp_path, monkeypatch):

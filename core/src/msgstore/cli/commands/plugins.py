@@ -208,13 +208,13 @@ def _check_store(table: dict[str, Any], where: str, base: Path, catalogue: Catal
         if "record" in keys and "format" in table:
             keys["format"] = table["format"]  # the error about a record type names it
     tables += [] if "path" in table else [table]
-    errors = _errors((functools.partial(store_config, keys, where, base) for keys in tables), where)
+    errors = _errors((where, functools.partial(store_config, keys, where, base)) for keys in tables)
     if not errors and catalogue:
-        errors = _errors(_backend_checks(store_config(table, where, base), catalogue), where)
+        errors = _errors(_backend_checks(store_config(table, where, base), catalogue))
     return errors
 
 
-def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[], object]]:
+def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str, Callable[[], object]]]:
     def formats() -> object:
         remembered = known_settings(Files(), store.path) if store.path.is_dir() else None
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
@@ -226,17 +226,17 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[Callable[[
         return catalogue.load_factory(descriptor)  # creating it would open the store
 
     return [
-        formats,
-        lambda: made("index", store.index, catalogue.index(store.index.name)),
-        lambda: made("body", store.body, catalogue.body_codec(store.body.name)),
-        lambda: made("gc", store.gc, catalogue.gc_policy(store.gc.name)),
+        (store.where, formats),
+        (f"{store.where} index", lambda: made("index", store.index, catalogue.index(store.index.name))),
+        (f"{store.where} body", lambda: made("body", store.body, catalogue.body_codec(store.body.name))),
+        (f"{store.where} gc", lambda: made("gc", store.gc, catalogue.gc_policy(store.gc.name))),
     ]
 
 
-def _errors(checks: Iterable[Callable[[], object]], where: str) -> list[str]:
-    """Run the checks. Return each distinct error, prefixed with ``where``."""
+def _errors(checks: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
+    """Run (place, check) pairs. Return each distinct error, prefixed with its place."""
     errors = []
-    for run in checks:
+    for where, run in checks:
         try:
             run()
         except (MsgStoreError, OSError) as error:
