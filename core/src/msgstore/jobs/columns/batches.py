@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from msgstore.contract import Buffer, Columns, RecordField, StoreError
-from msgstore.jobs.columns.schemas import DAMAGE, KINDS, RECORD, SEGMENTS
-from msgstore.jobs.columns.sums import fixed_width, int64
+from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
+from msgstore.jobs.columns.sums import fixed_width, int64, of_any_length
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, UnreadableSegmentError, check_segment, opening
 from msgstore.jobs.reports import SpanReport
@@ -142,9 +142,10 @@ def _rows(records: Columns, form: OpenFormat, only: Sequence[Condition]) -> pa.R
 
 def _shown(rows: pa.RecordBatch, name: str, form: OpenFormat) -> pa.Array:
     """Return a column of ``_rows`` with the type and the nulls of ``RECORD``."""
-    if name == "type" and not form.typed:
-        return pa.nulls(rows.num_rows, pa.int16())
-    return rows.column(name).cast(RECORD.field(name).type)
+    column = rows.column(name)
+    if name == "type":
+        return column.cast(pa.int16()) if form.typed else pa.nulls(rows.num_rows, pa.int16())
+    return column.cast(pa.binary()) if name == "id" else column
 
 
 def _batches(
@@ -161,9 +162,10 @@ def _batches(
         return
     names = set(schema.names)
     asked = [(number, field) for number, field in enumerate(codec.fields if codec else ()) if field.name in names]
-    same = {**dict(zip(_PLACE, map(as_text, _place(found)), strict=True)), **constants}
+    place = zip(_PLACE, map(as_text, _place(found)), strict=True) if names.intersection(_PLACE) else ()
+    same = {**dict(place), **constants}
     columns = {name: pa.repeat(pa.scalar(same[name], schema.field(name).type), rows.num_rows) for name in names & same.keys()}
-    columns |= {name: _shown(rows, name, form) for name in names & set(_SCANNED)}
+    columns |= {name: rows.column(name) if name == "id" else _shown(rows, name, form) for name in names & set(_SCANNED)}
     others = names - same.keys() - {*_SCANNED, "body"} - {field.name for _, field in asked}
     columns |= {name: _field(form, data, rows, name, schema.field(name).type) for name in others}
     placed: Spans | None = None
@@ -180,6 +182,8 @@ def _batches(
         begin = first
         for length, decoded in _decoded(codec, asked, rows.slice(first, count), bodies):
             part = {name: columns[name].slice(first, length) for name in names & columns.keys()} | decoded
+            if "id" in names:
+                part["id"] = of_any_length(part["id"]).chunk(0)  # a cast takes as long as the scan of a small segment
             if bodies is not None:
                 part["body"] = bodies.slice(first - begin, length)
             yield pa.RecordBatch.from_arrays([part[name] for name in schema.names], schema=schema)
