@@ -204,6 +204,32 @@ def test_executors_run_their_own_python(tmp_path):
     assert log.exists()
 
 
+def test_session_after_end_of_jvm_starts_another(tmp_path):
+    program = """
+        import sys, threading
+        from pathlib import Path
+        import msgstore
+        from msgstore.jobs.inventory import plan_inventory
+        from msgstore.jobs.runner import make_runner
+        from msgstore_spark import SparkUnavailable, session
+        catalogue = msgstore.load_catalogue()
+        job = plan_inventory(catalogue, [Path(sys.argv[1])], now=0.0)
+        runner = make_runner(catalogue, "spark", {"master": "local[1]"})
+        spark = session("local[1]")
+        threading.Timer(0.5, spark.sparkContext._gateway.proc.kill).start()
+        try:
+            runner.inventory(job)
+        except SparkUnavailable as error:
+            print(error)
+        print(len(list(runner.inventory(job).segments())))
+    """
+    with msgstore.open_store(tmp_path / "store") as opened, opened.client() as client:
+        client.write(bytes(16), b"body")
+    error, segments = clusters.run(program, str(tmp_path / "store"), errors=True).splitlines()[-2:]
+    assert error.startswith("the JVM of Spark has ended. It may need more memory")
+    assert segments == "1"
+
+
 @pytest.mark.parametrize("level", ["from the start", "later"])
 def test_log_of_spark_can_be_shown(level):
     program = """

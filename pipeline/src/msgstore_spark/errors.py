@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from msgstore.contract import MsgStoreError, errors
@@ -30,12 +31,19 @@ _MSGSTORE_ERROR = re.compile(r"^(?:msgstore\.contract\.errors\.|msgstore\.)(\w+)
 def task_errors() -> Iterator[None]:
     """Raise the MsgStoreError that a task of the block raised, or SparkFailed if the job ended for another reason.
 
-    Spark passes on only the text of an exception.
+    Spark passes on only the text of an exception. Raises SparkUnavailable if the JVM has ended.
     """
     try:
         yield
     except PySparkException as error:
         raise _parse(str(error)) from error
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionError) as error:
+        raise SparkUnavailable(
+            "the JVM of Spark has ended. It may need more memory than the system has, or than it may use: pass such as "
+            'config={"spark.driver.memory": "4g"} to session(), which starts another one'
+        ) from error
 
 
 def _parse(text: str) -> MsgStoreError:

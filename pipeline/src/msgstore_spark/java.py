@@ -26,6 +26,7 @@ from py4j.java_gateway import JavaGateway
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
 
 from msgstore_spark.errors import SparkUnavailable
 
@@ -166,6 +167,12 @@ class _JvmOutput:
 
 _output = _JvmOutput()
 """A process has at most one JVM."""
+
+
+def forget_jvm() -> None:
+    """Let the next session start another JVM: that of this process was killed, or ran out of memory."""
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
 
 
 def start_context(conf: SparkConf, *, show_output: bool) -> SparkContext:

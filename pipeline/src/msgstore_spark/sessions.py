@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from msgstore_spark.errors import SparkUnavailable
-from msgstore_spark.java import find_java_home, start_context
+from msgstore_spark.java import find_java_home, forget_jvm, start_context
 
 Setting = str | int | float | bool
 
@@ -51,6 +51,8 @@ def session(
     ``stop()``, or the end of a ``with`` block, ends the application and its executors, even if other code uses them. On Spark
     Connect it ends only this session. The JVM runs until this process ends, and the next session reuses it.
 
+    If the JVM has ended, such as for want of memory (``spark.driver.memory``), the next call starts another one.
+
     Raises SparkUnavailable if there is no Java, if the master is unknown or does not answer, or if the active session has
     another master or other settings.
     """
@@ -67,10 +69,13 @@ def session(
 
 
 def active() -> SparkSession | None:
-    """Return the session of this thread or process; None if there is none, or if it was stopped."""
+    """Return the session of this thread or process; None if there is none, if it was stopped, or if its JVM has ended."""
     try:
         found = SparkSession.active()
     except PySparkRuntimeError:
+        return None
+    except (Py4JError, ConnectionError):  # no JVM answers
+        forget_jvm()
         return None
     return found if is_remote() or found.sparkContext._jsc is not None else None
 
