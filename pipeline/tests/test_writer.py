@@ -94,7 +94,7 @@ def test_row_without_message_is_refused(spark, tmp_path, columns, message):
     [
         ({}, "the destination is missing"),
         ({"path": "s", "formt": "v2"}, "unknown option 'formt'; did you mean 'format'"),
-        ({"path": "s", "ignoreOthers": "yes"}, "option 'ignoreOthers': 'yes' is neither true nor false"),
+        ({"path": "s", "ignoreOthers": "yes"}, "option 'ignoreOthers': 'yes' is none of false, true"),
         ({"path": "s", "fileSizeLimit": "much"}, "option 'fileSizeLimit': 'much' is not a size"),
     ],
 )
