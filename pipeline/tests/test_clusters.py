@@ -84,7 +84,7 @@ def test_executors_read_and_salvage(request, audited, tmp_path, master, config, 
     (line,) = clusters.run(WORK, url, config, str(store), str(tmp_path / "rescued")).splitlines()
     found = json.loads(line)
     assert found["answered"] == [executors, executors]
-    assert found["columns"] == ["store", "file", "format", "offset", "size", "type", "id", "body", "time", "actor"]
+    assert found["columns"] == ["store", "file", "format", "offset", "size", "type", "id", "body", "time", "actor", "modified"]
     assert {row[4] for row in written} == {"billing"}
     assert len(written) == found["messages"] == 1000
     assert sorted(found["rows"]) == read(tmp_path / "rescued") == written

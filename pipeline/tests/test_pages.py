@@ -17,6 +17,7 @@ PAGES = [
     "docs/how-to/spark-on-a-laptop.md",
     "docs/how-to/spark-on-a-cluster.md",
     "docs/how-to/spark-and-object-storage.md",
+    "docs/how-to/spark-in-production.md",
 ]
 READ = """
     import sys
