@@ -124,6 +124,7 @@ def test_only_wanted_columns_and_rows_are_read(mixed: SegmentInput) -> None:
         ([some, ("type", "equal", 4)], [everything[4]]),
         ([("type", "is_in", [200, 300, -56, 2**15 - 1])], audits),
         ([("type", "is_in", [256 + 200, -(2**15)])], []),
+        ([("type", "less", 40_000), ("offset", "less", 2**63 - 1)], everything),
         ([("offset", "less", place)], everything[:4]),
         ([("offset", "greater_equal", place), ("offset", "less_equal", everything[6]["offset"])], everything[4:7]),
         ([("id", "greater", everything[27]["id"])], everything[28:]),

@@ -120,6 +120,10 @@ def test_diff_compares_what_codec_decodes(letters, tmp_path):
     command("diff", letters, other, code=1)
     codec = ["--body", "aes-gcm", "--config", tmp_path / "msgstore.toml"]
     assert json_of("diff", letters, other, *codec)[-1]["same"] == 1
+    plain = tmp_path / "plain"
+    with msgstore.open_store(plain, body="raw") as store, store.client() as client:
+        client.write(A, b"secret")
+    assert json_of("diff", letters, plain, *codec, code=1)[-1]["differing"] == 1, "a body that is stored as it is"
     wrong = json.dumps({"use": "aes-gcm", "key": "00" * 32})
     assert json_of("diff", letters, other, "--body", wrong, code=1)[-1]["differing"] == 1
 

@@ -18,7 +18,7 @@ import attrs
 import pytest
 
 import msgstore
-from core_support import BROKER, copy_of, flip, raising
+from core_support import BROKER, copy_of, flip, raising, run
 from msgstore import hookimpl
 from msgstore.contract import BrokenPlugin, PluginError, StoreIOError, events
 from msgstore.engine import events as announcing
@@ -176,10 +176,16 @@ def test_observers_receive_their_options(tmp_path, recorder):
     stores = attrs.evolve(
         msgstore.load_config(tmp_path / "stores.toml"), catalogue=attrs.evolve(catalogue, observers=tuple(seen))
     )
+    checked = run("config", "check", "--config", tmp_path / "stores.toml", code=2)
+    assert "[stores.wrong] observers: unknown key 'wach'" in checked.stderr
     stores.open("mail").close()
     assert [event.options for event in recorder.of(events.StoreOpenedEvent)] == [{"to": "ops", "after": 3}, {}]
     with pytest.raises(msgstore.ConfigError, match=r"\[stores.wrong\] observers: unknown key 'wach'. Did you mean 'watch'\?"):
         stores.open("wrong")
+    assert hash(events.SegmentRolledEvent(store=tmp_path, file="0.sqs", format="v2", options={"to": "ops"}))
+    (tmp_path / "stores.toml").write_text('stores.number = { path = "mail", observers.watch = 3 }')
+    with pytest.raises(msgstore.ConfigError, match=r"\[stores.number\] observers watch: 3 is not a table"):
+        msgstore.load_config(tmp_path / "stores.toml")
 
 
 # -- observers that misbehave ---------------------------------------------------------------------------------------------

@@ -208,6 +208,7 @@ def test_session_after_end_of_jvm_starts_another(tmp_path):
     program = """
         import sys, threading
         from pathlib import Path
+        from pyspark import SparkContext
         import msgstore
         from msgstore.jobs.inventory import plan_inventory
         from msgstore.jobs.runner import make_runner
@@ -222,12 +223,17 @@ def test_session_after_end_of_jvm_starts_another(tmp_path):
         except SparkUnavailable as error:
             print(error)
         print(len(list(runner.inventory(job).segments())))
+        session().stop()
+        SparkContext._gateway.proc.kill()
+        SparkContext._gateway.proc.wait()
+        with session("local[1]") as spark:
+            print(spark.range(3).count())
     """
     with msgstore.open_store(tmp_path / "store") as opened, opened.client() as client:
         client.write(bytes(16), b"body")
-    error, segments = clusters.run(program, str(tmp_path / "store"), errors=True).splitlines()[-2:]
+    error, segments, count = clusters.run(program, str(tmp_path / "store"), errors=True).splitlines()[-3:]
     assert error.startswith("the JVM of Spark has ended. It may need more memory")
-    assert segments == "1"
+    assert (segments, count) == ("1", "3")
 
 
 @pytest.mark.parametrize("level", ["from the start", "later"])

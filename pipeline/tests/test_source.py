@@ -124,6 +124,7 @@ def test_conditions_select_rows_and_files(load, tmp_path):
         "type = 3 and id = X'0000000000000000000000000000000a'": 1,
         **dict.fromkeys(("type in (4,5)", "type = 300", "type = -1", "type=3 and type=4", "size < 0"), 0),
         "TYPE IN (3, 300)": 300,
+        "type < 40000 and size < 99999999999999999999": 300,
         "type = 3 and offset = 64": len(names),
         f"offset > 64 AND size >= 1 and file <= '{names[-1]}'": 300 - len(names),
         "id >= X'00000000000000000000000000000003' and id <= X'00000000000000000000000000000007'": 5,
@@ -133,6 +134,9 @@ def test_conditions_select_rows_and_files(load, tmp_path):
     assert some.rdd.getNumPartitions() == 1 < len(names)
     assert {row.file for row in some.collect()} == {names[1]}
     assert load(store, relation="segments", where=f"file > '{names[1]}'").count() == len(names) - 2
+    (store / "msgstore.json").write_text("{")
+    assert load(store, relation="damage").count() == 1
+    assert load(store, relation="damage", where="file = '0.sqs'").count() == 0
 
 
 @pytest.mark.parametrize("enabled", ["true", "false"])
@@ -159,6 +163,12 @@ def test_directories_and_time_are_columns(load, tmp_path):
     some = load(tmp_path, schema="NODE string, Modified timestamp, ID binary")
     assert some.columns == ["NODE", "Modified", "ID"]
     assert some.where("node = 'a' and id < X'00000000000000000000000000000005'").count() == 5
+    other = written(tmp_path / "STORE=x/Type=y/format=z/Node=1/node=\udce9/File=0", 3)
+    df = load(other)
+    assert df.columns[8:] == ["modified", "Node"]
+    [row] = df.where("format = 'v2' and type = 3 and file = '0.sqs'").select("store", "node").distinct().collect()
+    assert (Path(row.store).name, row.node) == ("File=0", "\\udce9")
+    shutil.rmtree(tmp_path / "STORE=x")
     times = {row.Modified.timestamp() for row in some.collect()}
     assert times == {path.stat().st_mtime_ns // 1000 / 1e6 for path in tmp_path.rglob("*.sqs")}
 

@@ -190,6 +190,8 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
             f"{where} record: {dict(given)!r} is not a name. Write record = {json.dumps(name, default=str)} and "
             f'format = {{ use = "{form}", records = {{ {name} = {bound} }} }}.'
         )
+    for name, options in _tables(table.get("observers", {}), f"{where} observers").items():
+        _tables(options, f"{where} observers {name}")
     return attrs.evolve(structure(StoreConfig, table, where, base), where=where)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from msgstore.contract import MsgStoreError, errors
@@ -24,6 +26,16 @@ class SparkFailed(MsgStoreError):
     """Spark ended a job, and no error of msgstore was the reason."""
 
 
+def jvm_has_ended(seconds: float = 1.0) -> bool:
+    """Return True if the JVM that this process started has ended, or ends within this time."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.poll() is not None
+
+
 _MSGSTORE_ERROR = re.compile(r"^(?:msgstore\.contract\.errors\.|msgstore\.)(\w+): (.+)$", re.MULTILINE)
 
 
@@ -37,9 +49,9 @@ def task_errors() -> Iterator[None]:
         yield
     except PySparkException as error:
         raise _parse(str(error)) from error
-    except Py4JJavaError:
-        raise
     except (Py4JError, ConnectionError) as error:
+        if not jvm_has_ended():
+            raise
         raise SparkUnavailable(
             "the JVM of Spark has ended. It may need more memory than the system has, or than it may use: pass such as "
             'config={"spark.driver.memory": "4g"} to session(), which starts another one'

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from msgstore.contract import ConfigError, StoreError
-from msgstore.jobs.columns.batches import Condition
+from msgstore.jobs.columns.batches import Condition, as_text
 from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.output.parts import StoreSpec
 from msgstore.jobs.tasks import TASK_SIZE, group_into_tasks
@@ -103,13 +103,16 @@ class ReadOptions:
         catalogue = worker_catalogue()
         found = find_inputs(catalogue, self.paths, records=bind_records(catalogue, self.records, "option 'records'"))
         if self.files:
-            found = attrs.evolve(found, inputs=tuple(filter(self._is_wanted, found.inputs)))
+            inputs = tuple(item for item in found.inputs if self._is_wanted(item.path))
+            found = attrs.evolve(
+                found, inputs=inputs, damage=tuple(span for span in found.damage if self._is_wanted(span.path))
+            )
         if self.fail_fast and found.damage:
             raise StoreError(f"msgstore: {found.damage[0].path}: {found.damage[0].reason}; the mode is FAILFAST")
         return found
 
-    def _is_wanted(self, item: SegmentInput) -> bool:
-        name = Path(item.path).name
+    def _is_wanted(self, path: str) -> bool:
+        name = as_text(Path(path).name)
         return all(_COMPARISONS[comparison](name, value) for _, comparison, value in self.files)
 
 
@@ -230,7 +233,10 @@ def _condition(text: str) -> Condition:
     found = [pattern.fullmatch(value.strip()) for value in values]
     if not all(found):
         raise ValueError(f"{given!r} is no value of {name}. Write such as 100, '3.sqs', X'{'00' * 16}', or (3, 4) after in")
-    converted = [convert(one[1]) for one in found if one]
+    converted = [
+        max(-(2**63), min(2**63 - 1, value)) if type(value) is int else value
+        for value in (convert(one[1]) for one in found if one)
+    ]
     return name, function, converted if function == "is_in" else converted[0]
 
 

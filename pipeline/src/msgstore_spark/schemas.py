@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
@@ -12,6 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError
+from msgstore.jobs.columns.batches import as_text
 from msgstore.jobs.columns.schemas import DAMAGE, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import JobInputs, SegmentInput
 from msgstore_spark.options import ReadOptions
@@ -20,30 +22,39 @@ MODIFIED = pa.timestamp("us", "UTC")
 _PARTITION = re.compile(r"(?:^|/)([^/=]+)=([^/]*)")
 
 
-def full_schema(options: ReadOptions, found: JobInputs) -> pa.Schema:
-    """Return all columns of the requested relation."""
+def full_schema(options: ReadOptions, found: JobInputs) -> tuple[pa.Schema, tuple[str, ...]]:
+    """Return all columns of the requested relation, and the names of those that ``constants_of`` has.
+
+    Spark ignores the case of names. A directory whose name is that of another column, in any case, is no column.
+    """
     if options.relation == "damage":
-        return DAMAGE
+        return DAMAGE, ()
     if options.relation == "segments":
-        return SEGMENTS
+        return SEGMENTS, ()
     known = records_schema(found.inputs, options.codec())
-    more = {"modified": MODIFIED, **{name: pa.string() for item in found.inputs for name, _ in partition_values(item.store)}}
-    return pa.schema([*known, *(pa.field(name, kind) for name, kind in more.items() if name not in known.names)])
+    taken = {name.lower() for name in known.names}
+    more = {} if "modified" in taken else {"modified": pa.field("modified", MODIFIED)}
+    for store in dict.fromkeys(item.store for item in found.inputs):
+        for name in partition_values(store):
+            if name.lower() not in taken:
+                more.setdefault(name.lower(), pa.field(name, pa.string()))
+    return pa.schema([*known, *more.values()]), tuple(field.name for field in more.values())
 
 
 @cache
-def partition_values(store: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, value) of each directory ``name=value`` in the path of a store."""
-    return tuple((name, unquote(value)) for name, value in _PARTITION.findall(store))
+def partition_values(store: str) -> dict[str, str]:
+    """Return the value of each directory ``name=value`` in the path of a store."""
+    return {as_text(name): as_text(unquote(value, errors="surrogateescape")) for name, value in _PARTITION.findall(store)}
 
 
-def constants_of(found: SegmentInput) -> dict[str, object]:
-    """Return the columns that are the same for all records of a segment, without those that core has."""
+def constants_of(found: SegmentInput, names: Collection[str]) -> dict[str, object]:
+    """Return the columns ``names``, which are the same for all records of a segment."""
+    values: dict[str, object] = {name.lower(): value for name, value in partition_values(found.store).items()}
     try:
-        modified = Path(found.path).stat().st_mtime_ns // 1000
+        values["modified"] = Path(found.path).stat().st_mtime_ns // 1000
     except OSError:  # deleted since it was listed
-        modified = None
-    return {"modified": modified, **dict(partition_values(found.store))}
+        values["modified"] = None
+    return {name: values.get(name.lower()) for name in names}
 
 
 def columns(full: pa.Schema, schema: StructType) -> pa.Schema:

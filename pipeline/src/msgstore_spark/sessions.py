@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from msgstore_spark.errors import SparkUnavailable
+from msgstore_spark.errors import SparkUnavailable, jvm_has_ended
 from msgstore_spark.java import find_java_home, forget_jvm, start_context
 
 Setting = str | int | float | bool
@@ -74,8 +74,9 @@ def active() -> SparkSession | None:
         found = SparkSession.active()
     except PySparkRuntimeError:
         return None
-    except (Py4JError, ConnectionError):  # no JVM answers
-        forget_jvm()
+    except (Py4JError, ConnectionError):
+        if not jvm_has_ended():
+            raise
         return None
     return found if is_remote() or found.sparkContext._jsc is not None else None
 
@@ -96,6 +97,8 @@ def _check_same(running: SparkSession, master: str | None, settings: Mapping[str
 
 
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    if jvm_has_ended(0):
+        forget_jvm()
     address = own_address(master) if master else None
     conf = SparkConf()
     for key, value in {**SETTINGS, **_settings_for(master, address), **settings}.items():

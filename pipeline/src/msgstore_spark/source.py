@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -48,10 +48,14 @@ class MsgStoreSource(DataSource):
 
     def schema(self) -> StructType:
         options = ReadOptions.of(self._given())
-        found = from_arrow_schema(full_schema(options, options.find()))
-        if _PROVIDER in self.options:
+        found = from_arrow_schema(full_schema(options, options.find())[0])
+        if self._is_created():
             found.fields[0].metadata = {_TABLE: json.dumps(self._given())}
         return found
+
+    def _is_created(self) -> bool:
+        """Return True for a ``CREATE TABLE`` statement, which has properties of the table among its options."""
+        return {"provider", "owner"} <= set(self.options)
 
     def _given(self, schema: StructType | None = None) -> Mapping[str, str]:
         """Return the options of a query, or those of the ``CREATE TABLE`` statement of a catalog table.
@@ -59,7 +63,7 @@ class MsgStoreSource(DataSource):
         Such a statement passes the properties of the table, too. Spark passes nothing to queries of the table but its schema.
         So the options are saved in the metadata of the first column.
         """
-        if _PROVIDER in self.options:
+        if self._is_created():
             named = {key.removeprefix(_OF_TABLE): value for key, value in self.options.items() if key.startswith(_OF_TABLE)}
             return named | {key: value for key, value in self.options.items() if key == "path"}
         if schema and not self.options and _TABLE in schema.fields[0].metadata:
@@ -69,7 +73,8 @@ class MsgStoreSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = ReadOptions.of(self._given(schema))
         found = options.find()
-        return SegmentReader(options, found, columns(full_schema(options, found), schema), schema.fieldNames())
+        full, constants = full_schema(options, found)
+        return SegmentReader(options, found, columns(full, schema), schema.fieldNames(), constants)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a new store. In every mode, existing data at the destination is an error."""
@@ -79,11 +84,12 @@ class MsgStoreSource(DataSource):
         options = ReadOptions.of(self._given(schema))
         if options.relation != "records":
             raise ConfigError(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
-        return SegmentStreamReader(options, columns(full_schema(options, options.find()), schema), schema.fieldNames())
+        full, constants = full_schema(options, options.find())
+        return SegmentStreamReader(options, columns(full, schema), schema.fieldNames(), constants)
 
 
-_PROVIDER, _OF_TABLE, _TABLE = "provider", "option.", "msgstore"
-"""Key that only the options of a ``CREATE TABLE`` statement have; prefix of its own options; key of the metadata."""
+_OF_TABLE, _TABLE = "option.", "msgstore"
+"""Prefix of the options of a ``CREATE TABLE`` statement; key of the metadata."""
 
 
 _WITHOUT_BODY = {*RECORD.names, "modified"} - {"body"}
@@ -92,12 +98,21 @@ _WITHOUT_BODY = {*RECORD.names, "modified"} - {"body"}
 class SegmentReader(DataSourceReader):
     """Reader of one query. Created on the driver, and pickled to the executors with one partition per task."""
 
-    def __init__(self, options: ReadOptions, found: JobInputs, schema: pa.Schema, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        found: JobInputs,
+        schema: pa.Schema,
+        names: Sequence[str] | None = None,
+        constants: Collection[str] = (),
+    ) -> None:
         self._options = options
         self._found = found
         self._schema = schema
         self._names = list(names or schema.names)
         """Names of the columns as the query has them."""
+        self._constants = constants
+        """Names of the columns that are the same for all records of a segment."""
         self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
 
     def partitions(self) -> list[InputPartition]:
@@ -122,7 +137,7 @@ class SegmentReader(DataSourceReader):
                     self._schema,
                     self._options.codec(),
                     only=self._options.where,
-                    constants=constants_of(found),
+                    constants=constants_of(found, self._constants),
                     fail_fast=self._options.fail_fast,
                 )
         elif self._options.relation == "damage":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -34,10 +34,13 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     read again; ``dropDuplicates(["id"])`` removes them.
     """
 
-    def __init__(self, options: ReadOptions, schema: pa.Schema, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, options: ReadOptions, schema: pa.Schema, names: Sequence[str] | None = None, constants: Collection[str] = ()
+    ) -> None:
         self._options = options
         self._schema = schema
         self._names = list(names or schema.names)
+        self._constants = constants
         self._seen: dict[str, tuple[int, int]] = {}
         """Files without new records, as of ``poll``."""
         self._target: Offset | None = None
@@ -105,7 +108,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 codec,
                 only=self._options.where,
                 stretch=stretch,
-                constants=constants_of(found),
+                constants=constants_of(found, self._constants),
                 fail_fast=self._options.fail_fast,
             ):
                 yield batch.rename_columns(self._names)

@@ -186,6 +186,13 @@ def saved_indexes() -> Iterator[Any]:
                 yield pytest.param(path, [entry for entry in index if entry["file"] == number], id=f"{vhost}-{number}")
 
 
+def test_end_of_dead_record_in_gap_is_no_damage():
+    """A broker's compaction leaves it. It may have the first bytes of a term where a record has its body."""
+    gap = b"x" * 24 + b"\x83m" + b"y" * 300 + b"\xff"
+    scan = V1.scan(record(A, b"moved") + gap + record(B, b"live"))
+    assert (len(scan.records), scan.damage, list(scan.hole_sizes)) == (2, [], [len(gap)])
+
+
 @pytest.mark.parametrize(("byte", "to"), [(0, 9), (7, None), (-1, 0)])
 def test_broken_size_or_end_of_brokers_record_is_damage(byte, to):
     """Each record of a real segment, whose size or last byte is wrong in turn, is reported, and the others are found."""

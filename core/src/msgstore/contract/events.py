@@ -29,7 +29,7 @@ class Event:
     """Base class of all events."""
 
     store: Path
-    options: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict, eq=False)
     """Options of the observer that is called: the table ``observers.ENTRYPOINT`` of the store's configuration."""
 
 

@@ -176,7 +176,9 @@ class Telemetry:
             for observer in self._by_class[type(event)]:
                 try:
                     with self.in_callback():
-                        observer.call(attrs.evolve(event, options=self._options.get(observer.provider.entry_point, {})))
+                        observer.call(
+                            attrs.evolve(event, options=MappingProxyType(self._options.get(observer.provider.entry_point, {})))
+                        )
                 except BaseException:  # sys.exit() too: the other observers go on
                     self.counters.observer_failures += 1
                     _observers_log.exception("%s: %s of %s failed", self.store, observer.hook, observer.provider)

@@ -149,10 +149,15 @@ def open_configured(
         raise
 
 
-def _telemetry(config: StoreConfig, catalogue: Catalogue) -> Telemetry:
-    """Return the telemetry of a store. Raises ConfigError for options of an observer that is not there."""
+def check_observers(config: StoreConfig, catalogue: Catalogue) -> None:
+    """Raise ConfigError for options of an observer that is not installed."""
     known = {observer.provider.entry_point for observer in catalogue.observers}
     refuse_unknown(config.observers, sorted(known), f"{config.where or config.path} observers")
+
+
+def _telemetry(config: StoreConfig, catalogue: Catalogue) -> Telemetry:
+    """Return the telemetry of a store. Raises ConfigError."""
+    check_observers(config, catalogue)
     return Telemetry(config.path, catalogue.observers, config.observers)
 
 

@@ -8,6 +8,7 @@ arguments only.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -142,10 +143,10 @@ def _virtual_hosts(inputs: Iterable[SegmentInput]) -> list[str]:
     """Return the names of the virtual hosts of RabbitMQ that the stores belong to: the content of ``.vhost`` above them."""
     names = set()
     for file in {Path(item.store).parent / ".vhost" for item in inputs}:
-        with suppress(OSError, UnicodeDecodeError):
+        with suppress(OSError):
             stat_regular_file(file)
             with file.open("rb") as stream:
-                names.add(stream.read(255).decode())
+                names.add(json.dumps(stream.read(255).decode(errors="replace").strip(), ensure_ascii=False)[1:-1])
     return sorted(names)
 
 
@@ -164,11 +165,11 @@ def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
     """Read one segment. One that cannot be read is one damaged span. Raises PluginError."""
     is_valid = body_check(job.check_body)
 
-    def read(form: OpenFormat, data: Buffer) -> IntactRecords:
+    def read(path: Path, form: OpenFormat, data: Buffer) -> IntactRecords:
         check_segment = partial(_judge, form, job.max_body, is_valid)
-        found = intact_records(form, data, check_segment if is_valid else None)
+        found = intact_records(path, form, data, check_segment if is_valid else None)
         if not is_valid and max(found.records.sizes, default=0) > job.max_body:
-            found = intact_records(form, data, check_segment)
+            found = intact_records(path, form, data, check_segment)
         return attrs.evolve(found, crc32=checksum(data, len(data)))
 
     return read_intact(item, read)

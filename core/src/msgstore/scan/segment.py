@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from msgstore.contract import (
     RecordField,
     SegmentScan,
 )
+from msgstore.directory import SETTINGS
 from msgstore.files import Files
 from msgstore.scan.formats import OWN_RECORD, OpenFormat
 
@@ -100,7 +102,7 @@ def scan_file(
     """
     with files.view(path) as data:
         try:
-            scan = with_conflicts(form, data, form.scan(data, check_body=check_body))
+            scan = with_conflicts(path, form, data, form.scan(data, check_body=check_body))
         except BrokenPlugin as error:
             raise BrokenPlugin(f"{path}: {error}") from error.__cause__
         try:
@@ -110,28 +112,37 @@ def scan_file(
         return SegmentReport(path, form, len(data), scan, values)
 
 
-def with_conflicts(form: OpenFormat, data: Buffer, scan: SegmentScan) -> SegmentScan:
-    """Return the scan with each later copy of an id that has another body as damage, if a broker wrote both.
+def with_conflicts(path: Path, form: OpenFormat, data: Buffer, scan: SegmentScan) -> SegmentScan:
+    """Return the scan of the segment ``path`` with each later copy of an id that has another body as damage.
 
-    An id names one body. A fault of RabbitMQ's compaction leaves two, and nothing tells which of them is right.
+    Only in a directory that a broker wrote, and for its bodies: an id names one body there. A fault of RabbitMQ's compaction
+    leaves two in one segment, and nothing tells which of them is right.
     """
-    if not len(scan.duplicates):
+    conflicts = conflicting(path, form, data, scan.records, scan.duplicates)
+    if not conflicts:
         return scan
-
-    def body(offset: int, size: int) -> bytes:
-        begin, end = form.format.body_span(data, offset, size)
-        return bytes(data[begin:end])
-
-    copied = set(scan.duplicates.id_list())
-    first = {msg_id: body(offset, size) for msg_id, offset, size, _ in scan.records.rows() if msg_id in copied}
     same, damage = Columns(), list(scan.damage)
-    for msg_id, offset, size, byte in scan.duplicates.rows():
-        bodies = first[msg_id], body(offset, size)
-        if bodies[0] == bodies[1] or None in map(form.catalogue.known_codec, bodies):
-            same.add(msg_id, offset, size, byte)
+    for row in scan.duplicates.rows():
+        if row[1] in conflicts:
+            damage.append(Damage(row[1], row[2], ANOTHER_BODY))
         else:
-            damage.append(Damage(offset, size, ANOTHER_BODY))
+            same.add(*row)
     return attrs.evolve(scan, duplicates=same, damage=sorted(damage, key=lambda span: span.offset))
+
+
+def conflicting(path: Path, form: OpenFormat, data: Buffer, first: Columns, later: Columns) -> set[int]:
+    """Return the offsets of the ``later`` copies of an id whose body is not that of the ``first``; see ``with_conflicts``."""
+    if not len(later) or (path.parent / SETTINGS).exists():
+        return set()
+
+    def digest(offset: int, size: int) -> bytes | None:
+        begin, end = form.format.body_span(data, offset, size)
+        return blake2b(data[begin:end]).digest() if form.catalogue.known_codec(bytes(data[begin : begin + 2])) else None
+
+    copied = set(later.id_list())
+    digests = {msg_id: digest(offset, size) for msg_id, offset, size, _ in first.rows() if msg_id in copied}
+    found = ((offset, digests[msg_id], digest(offset, size)) for msg_id, offset, size, _ in later.rows())
+    return {offset for offset, one, other in found if one and other and one != other}
 
 
 def damaged_spans(report: SegmentReport) -> list[Damage]:

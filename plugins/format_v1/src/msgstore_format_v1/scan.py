@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from operator import ne
 from struct import Struct
 
 from msgstore.contract import Buffer, CheckBody, Damage, SegmentScan
@@ -74,8 +75,8 @@ def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> Segm
     """Scan ``data`` from ``start`` on; see ``SegmentFormat.scan``.
 
     The inner loop accepts records that another record or zeros follow, which are nearly all. :func:`find_record` decides all
-    other cases. The bytes between two records are a hole. They are damage if a broker's body is where that of a record would
-    be: then the size or the last byte of a record is wrong. A record whose body fails ``check_body`` is damage.
+    other cases. The bytes between two records are a hole, or damage (:func:`is_damaged_record`). A record whose body fails
+    ``check_body`` is damage.
     """
     scan = SegmentScan()
     total = len(data)
@@ -102,7 +103,7 @@ def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> Segm
             if offset >= limit or (found := find_record(data, offset)) is None:
                 break
             at, size = found
-            if at > offset + BODY_AT and data[offset + BODY_AT : offset + BODY_AT + 2] in TERMS:
+            if at > offset and is_damaged_record(data, offset, at - offset):
                 scan.damage.append(Damage(offset, at - offset, "invalid_size"))
             elif at > offset:
                 scan.hole_offsets.append(offset)
@@ -117,6 +118,19 @@ def scan_segment(data: Buffer, start: int, check_body: CheckBody | None) -> Segm
         scan.records.extend(ids, offsets, sizes, bytes(len(ids)))
     scan.separate_copies()
     return _end(scan, data, offset)
+
+
+def is_damaged_record(data: Buffer, offset: int, size: int) -> bool:
+    """Return True if these bytes, which are no record, are a broker's record with a wrong size or last byte.
+
+    A broker's body is where a record has one, and at most three bytes of the size field are wrong. A gap may also hold the end
+    of a dead record, which a compaction did not overwrite: there, both are a coincidence.
+    """
+    if size <= OVERHEAD or data[offset + BODY_AT : offset + BODY_AT + len(TERMS[0])] not in TERMS:
+        return False
+    right = (size - UNCOUNTED).to_bytes(SIZE_FIELD, "big")
+    wrong: int = sum(map(ne, data[offset : offset + SIZE_FIELD], right))
+    return wrong <= 3
 
 
 def find_record(data: Buffer, offset: int) -> tuple[int, int] | None:

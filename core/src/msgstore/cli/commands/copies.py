@@ -99,7 +99,7 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     if report.missing:
         out.print(f"{output.plural(report.missing, 'message')} with counts have no intact record", "bold red")
     recovered = f", {report.recovered:,} of them recovered after damage" if report.recovered else ""
-    dead = "" if job.counts else "; without counts, removed messages too"
+    dead = "" if job.counts else "; no counts: removed messages are among them"
     out.print(f"{output.plural(report.messages, 'message')} copied{recovered}{dead}")
     out.finish(damaged=bool(report.damage or report.missing), not_read=report.not_read, summary=report.as_json())
 

@@ -31,6 +31,7 @@ from msgstore.contract import (
 )
 from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
+from msgstore.engine.opening import check_observers
 from msgstore.files import Files
 from msgstore.plugins.catalogue import NOUNS, Catalogue, load_catalogue
 from msgstore.plugins.loader import Provider
@@ -227,6 +228,7 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
 
     return [
         (store.where, formats),
+        (f"{store.where} observers", functools.partial(check_observers, store, catalogue)),
         (f"{store.where} index", lambda: made("index", store.index, catalogue.index(store.index.name))),
         (f"{store.where} body", lambda: made("body", store.body, catalogue.body_codec(store.body.name))),
         (f"{store.where} gc", lambda: made("gc", store.gc, catalogue.gc_policy(store.gc.name))),

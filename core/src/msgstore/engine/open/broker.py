@@ -100,7 +100,7 @@ def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCode
     More than half of the first bodies decide: a few damaged or ambiguous ones decide nothing.
     """
     bodies = _first_bodies(segments)
-    if not (bodies or config.body.named):
+    if not (bodies or config.body.named) and any(segment.path.suffix == ".rdq" for segment in segments):
         return Backend(_CODEC)  # a record of another codec ends the broker's reading of the segment
 
     def fits(codec: BodyCodec) -> bool:

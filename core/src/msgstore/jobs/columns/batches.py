@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from msgstore.contract import Buffer, Columns, RecordField, StoreError
+from msgstore.contract import Buffer, Columns, RecordField, SegmentScan, StoreError
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
 from msgstore.jobs.columns.sums import fixed_width, int64, of_any_length
 from msgstore.jobs.inputs import SegmentInput
@@ -27,7 +27,7 @@ from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, Unread
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import OpenCodec
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
-from msgstore.scan.segment import values_of
+from msgstore.scan.segment import values_of, with_conflicts
 
 T = TypeVar("T")
 MAX_VALUE = 2**31 - 1
@@ -68,7 +68,7 @@ def record_batches(
                 return
             scan = form.scan(data, start=stretch.begin if stretch else 0)
             if fail_fast:
-                _refuse_damage(SegmentReport(Path(found.path), form, len(data), scan))
+                _refuse_damage(found, form, data, scan, stretch.end if stretch else None)
             if stretch is not None:
                 only = [*only, ("offset", "less", stretch.end)]
             rows = _rows(scan.records, form, only)
@@ -77,12 +77,15 @@ def record_batches(
                 yield batch
     except UnreadableSegmentError as error:
         is_damage = not begun and check_segment(found).segment.state == UNREADABLE
-        if fail_fast or not (is_damage or _is_changed(found, stretch)):
+        if (fail_fast and stretch is None) or not (is_damage or _is_changed(found, stretch)):
             raise StoreError(f"{found.path}: {error}") from error
 
 
-def _refuse_damage(report: SegmentReport) -> None:
-    if spans := list(damaged_spans(report)):
+def _refuse_damage(found: SegmentInput, form: OpenFormat, data: Buffer, scan: SegmentScan, end: int | None) -> None:
+    """Raise UnreadableSegmentError for damage before ``end``. A stream leaves what is behind it for its next batch."""
+    path = Path(found.path)
+    report = SegmentReport(path, form, len(data), with_conflicts(path, form, data, scan))
+    if spans := [span for span in damaged_spans(report) if end is None or span.offset < end]:
         more = f", and {len(spans) - 1} more damaged spans" if len(spans) > 1 else ""
         raise UnreadableSegmentError(f"{spans[0].size} bytes at offset {spans[0].offset} are damaged: {spans[0].reason}{more}")
 
@@ -133,6 +136,8 @@ def _rows(records: Columns, form: OpenFormat, only: Sequence[Condition]) -> pa.R
     rows = pa.RecordBatch.from_arrays(columns, names=_SCANNED)
     for name, comparison, value in only:
         column = _shown(rows, name, form)
+        if name != "id":
+            column = column.cast(pa.int64())  # any number can be compared with it
         if comparison == "is_in":
             rows = rows.filter(pc.is_in(column, pa.array(value, column.type), skip_nulls=True))
         else:

@@ -23,7 +23,7 @@ from msgstore.plugins.blame import PLUGIN_FAILED, blame
 from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.formats import scan_checked
-from msgstore.scan.segment import ANOTHER_BODY, with_conflicts
+from msgstore.scan.segment import ANOTHER_BODY, conflicting, with_conflicts
 
 UNREADABLE = "unreadable"
 """State of a segment that the operating system or a plugin cannot read, and first word of the reason."""
@@ -95,7 +95,7 @@ def check_segment(found: SegmentInput, *, with_records: bool = False) -> Segment
     """Scan a segment. One that cannot be read is one damaged span. Raises PluginError if this process lacks a plugin."""
     try:
         with opening(found) as (form, data):
-            scan = with_conflicts(form, data, form.scan(data))
+            scan = with_conflicts(Path(found.path), form, data, form.scan(data))
             report = SegmentReport(Path(found.path), form, len(data), scan)
             damage, header = tuple(damaged_spans(report)), len(form.format.header)
             segment = ScannedSegment(
@@ -152,15 +152,21 @@ class IntactRecords:
     """Hashes of the bodies, if a job compares them."""
 
 
-def intact_records(form: OpenFormat, data: Buffer, check_segment: Judge | None = None) -> IntactRecords:
-    """Return the records that pass the checks of the format, and the ``check_segment`` if there is one."""
+def intact_records(path: Path, form: OpenFormat, data: Buffer, check_segment: Judge | None = None) -> IntactRecords:
+    """Return the records that pass the checks of the format, and the ``check_segment`` if there is one. ``path``: the segment,
+    whose directory says if copies of an id must have one body."""
     scan = scan_checked(form.format, data)
     is_sound = scan.end.state == "clean" and scan.header in (None, "ok") and not (scan.damage or len(scan.duplicates))
     if is_sound and check_segment is None:
         header = min(len(form.format.header), len(data))
         return IntactRecords(len(data), header, sum(scan.hole_sizes), (), scan.records, bytes(len(scan.records)))
     spans = read_spans(form.format, data, check_segment, scan)
-    conflicts = {span.offset for span in with_conflicts(form, data, scan).damage if span.reason == ANOTHER_BODY}
+    first, later, seen = Columns(), Columns(), set[bytes]()
+    for span in spans:
+        if span.id is not None:
+            (later if span.id in seen else first).add(span.id, span.offset, span.size)
+            seen.add(span.id)
+    conflicts = conflicting(path, form, data, first, later)
     records, recovered, damage, holes = Columns(), bytearray(), [], 0
     for span in spans:
         if span.offset in conflicts:
@@ -176,11 +182,13 @@ def intact_records(form: OpenFormat, data: Buffer, check_segment: Judge | None =
     return IntactRecords(len(data), header, holes, tuple(damage), records, bytes(recovered))
 
 
-def read_intact(item: SegmentInput, read: Callable[[OpenFormat, Buffer], IntactRecords] = intact_records) -> IntactRecords:
+def read_intact(
+    item: SegmentInput, read: Callable[[Path, OpenFormat, Buffer], IntactRecords] = intact_records
+) -> IntactRecords:
     """Read a segment to its end. A segment that cannot be read is one damaged span. Raises PluginError."""
     try:
         with opening(item) as (form, data):
-            return read(form, data)
+            return read(Path(item.path), form, data)
     except UnreadableSegmentError as error:
         return IntactRecords(item.size, damage=(Damage(0, item.size, str(error)),))
 
