@@ -41,6 +41,7 @@ ELSEWHERE = {
     "docs/how-to/spark-on-a-cluster.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
     "docs/how-to/spark-on-a-laptop.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
     "docs/how-to/spark-and-object-storage.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
+    "docs/how-to/spark-in-production.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
     "pipeline/README.md": "pipeline/tests/test_pages.py does it, where Spark is installed",
     "plugins/prometheus_observer/README.md": "opens a port",
     "examples/acme_audit_record/README.md": "test_examples.py does it all in an environment with its wheel only",
