@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import attrs
@@ -17,7 +17,6 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from msgstore.config import Backend
 from msgstore.contract import Columns, ConfigError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.jobs import classes
@@ -26,7 +25,7 @@ from msgstore.jobs.counts import check_weights, find_splits, read_split, weight_
 from msgstore.jobs.diff import DIGEST, DiffJob, DiffReport, Side, digest
 from msgstore.jobs.inputs import JobInputs, SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, report_of
-from msgstore.jobs.reading.segment_check import check_segment, read_intact
+from msgstore.jobs.reading.segment_check import IntactRecords, check_segment, read_intact
 from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.reconcile import report_of as reconcile_report_of
@@ -62,7 +61,9 @@ def _read_counts(_: int, split: FileSplit) -> Iterator[pa.RecordBatch]:
 def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
     """Run the job and return its report."""
     a, b = (
-        read_segments(spark, partial(_digests, body=job.body), group_into_tasks(found.inputs), digest=pa.binary())
+        read_segments(
+            spark, partial(_digests, examine=partial(digest, body=job.body)), group_into_tasks(found.inputs), digest=pa.binary()
+        )
         for found in (job.found_a, job.found_b)
     )
     first_a, first_b = (
@@ -81,8 +82,8 @@ def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
     return report
 
 
-def _digests(item: SegmentInput, body: Backend | None) -> SegmentRows:
-    found = digest(item, body)
+def _digests(item: SegmentInput, examine: Callable[[SegmentInput], IntactRecords]) -> SegmentRows:
+    found = examine(item)
     return found.records, {"digest": fixed_width(found.digests, DIGEST)}, found.damage
 
 
