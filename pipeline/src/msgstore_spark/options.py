@@ -202,11 +202,16 @@ def _bindings(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
+def _int64(text: str) -> int:
+    """Return the nearest number of 64 bits: no column has any other."""
+    return max(-(2**63), min(2**63 - 1, int(text)))
+
+
 _CONDITION = re.compile(r"\s*(id|offset|size|type|file)\s*(=|<=|>=|<|>|in\b)\s*(.*?)\s*", re.IGNORECASE | re.DOTALL)
 _LITERALS: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "id": (re.compile(r"[xX]'([0-9a-fA-F]{32})'"), bytes.fromhex),
     "file": (re.compile(r"'([^']*)'"), str),
-    "number": (re.compile(r"(-?\d+)"), int),
+    "number": (re.compile(r"(-?\d+)"), _int64),
 }
 _FUNCTIONS = {"=": "equal", "<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater", "in": "is_in"}
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -233,10 +238,7 @@ def _condition(text: str) -> Condition:
     found = [pattern.fullmatch(value.strip()) for value in values]
     if not all(found):
         raise ValueError(f"{given!r} is no value of {name}. Write such as 100, '3.sqs', X'{'00' * 16}', or (3, 4) after in")
-    converted = [
-        max(-(2**63), min(2**63 - 1, value)) if type(value) is int else value
-        for value in (convert(one[1]) for one in found if one)
-    ]
+    converted = [convert(one[1]) for one in found if one]
     return name, function, converted if function == "is_in" else converted[0]
 
 

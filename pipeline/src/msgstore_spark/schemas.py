@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
@@ -50,10 +51,10 @@ def partition_values(store: str) -> dict[str, str]:
 def constants_of(found: SegmentInput, names: Collection[str]) -> dict[str, object]:
     """Return the columns ``names``, which are the same for all records of a segment."""
     values: dict[str, object] = {name.lower(): value for name, value in partition_values(found.store).items()}
-    try:
-        values["modified"] = Path(found.path).stat().st_mtime_ns // 1000
-    except OSError:  # deleted since it was listed
-        values["modified"] = None
+    values["modified"] = None
+    if "modified" in names:
+        with suppress(OSError):  # deleted since it was listed
+            values["modified"] = Path(found.path).stat().st_mtime_ns // 1000
     return {name: values.get(name.lower()) for name in names}
 
 

@@ -111,7 +111,7 @@ class SegmentReader(DataSourceReader):
         self._schema = schema
         self._names = list(names or schema.names)
         """Names of the columns as the query has them."""
-        self._constants = constants
+        self._constants = [name for name in constants if name in schema.names]
         """Names of the columns that are the same for all records of a segment."""
         self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
 

@@ -40,26 +40,26 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._names = list(names or schema.names)
-        self._constants = constants
+        self._constants = [name for name in constants if name in schema.names]
         self._seen: dict[str, tuple[int, int]] = {}
         """Files without new records, as of ``poll``."""
         self._target: Offset | None = None
         """End of a query with ``Trigger.AvailableNow``: the records that existed when it started. None for other queries."""
 
-    def initialOffset(self) -> Offset:  # noqa: N802 - PySpark's names
+    def initialOffset(self) -> Offset:  # noqa: N802 - PySpark's name
         return {}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - PySpark's name
         if self._options.max_files:
             return ReadMaxFiles(self._options.max_files)
         if self._options.max_bytes:
             return ReadMaxBytes(self._options.max_bytes)
         return ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
         self._target = self.latestOffset({}, ReadAllAvailable())
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - PySpark's name
         """Return the end of the next micro-batch; ``start`` itself if there is nothing new.
 
         It has at least one file, so the first may exceed a limit in bytes.

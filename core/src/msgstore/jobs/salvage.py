@@ -142,7 +142,7 @@ def plan_salvage(
 def _virtual_hosts(inputs: Iterable[SegmentInput]) -> list[str]:
     """Return the names of the virtual hosts of RabbitMQ that the stores belong to: the content of ``.vhost`` above them."""
     names = set()
-    for file in {Path(item.store).parent / ".vhost" for item in inputs}:
+    for file in {Path(store).parent / ".vhost" for store in {item.store for item in inputs}}:
         with suppress(OSError):
             stat_regular_file(file)
             with file.open("rb") as stream:

@@ -25,8 +25,8 @@ TASK_FILES = 256
 
 
 def group_into_tasks(inputs: Iterable[SegmentInput], target: int = TASK_SIZE) -> list[Task]:
-    """Return tasks of at most ``target`` bytes and TASK_FILES segments, or as many more as ``target`` is larger, in the order
-    given. A segment above ``target`` is a task of its own. Deterministic."""
+    """Return tasks of at most ``target`` bytes, in the order given, and of at most TASK_FILES segments for each TASK_SIZE of
+    ``target``. A larger segment is a task of its own. Deterministic."""
     tasks: list[list[SegmentInput]] = []
     room, files = 0, TASK_FILES * max(1, target // TASK_SIZE)
     for found in inputs:

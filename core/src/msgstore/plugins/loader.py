@@ -315,8 +315,8 @@ def extensions_of(descriptor: Descriptor) -> tuple[str, ...]:
 
 
 def missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
-    """Yield the names that the protocols of the descriptor require and ``backend`` does not have, and the calls of those that
-    take another number of arguments."""
+    """Yield the names that the protocols of the descriptor require and ``backend`` does not have, and the signature of each
+    method that takes another number of arguments."""
     for (kind, capability), protocol in _PROTOCOLS.items():
         if not isinstance(descriptor, kind) or capability not in (None, *descriptor.capabilities):
             continue

@@ -124,7 +124,7 @@ def is_damaged_record(data: Buffer, offset: int, size: int) -> bool:
     """Return True if these bytes, which are no record, are a broker's record with a wrong size or last byte.
 
     A broker's body is where a record has one, and at most three bytes of the size field are wrong. A gap may also hold the end
-    of a dead record, which a compaction did not overwrite: there, both are a coincidence.
+    of a dead record, which a compaction did not overwrite: there, both would be a coincidence.
     """
     if size <= OVERHEAD or data[offset + BODY_AT : offset + BODY_AT + len(TERMS[0])] not in TERMS:
         return False

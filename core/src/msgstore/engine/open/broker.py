@@ -94,10 +94,10 @@ def admit(
 
 
 def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec, segments: Segments) -> Backend:
-    """Return the codec of a broker if the records have it, or if there are none and no codec is named, otherwise the
-    configured one.
+    """Return the codec of a broker if the records have it, otherwise the configured one.
 
-    More than half of the first bodies decide: a few damaged or ambiguous ones decide nothing.
+    Without records, a broker's directory has the codec of a broker, unless the configuration names another one. With records,
+    more than half of the first bodies decide: a few damaged or ambiguous ones decide nothing.
     """
     bodies = _first_bodies(segments)
     if not (bodies or config.body.named) and any(segment.path.suffix == ".rdq" for segment in segments):

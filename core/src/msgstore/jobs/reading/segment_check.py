@@ -13,11 +13,11 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.contract import BrokenPlugin, Buffer, Columns, Damage
+from msgstore.contract import BrokenPlugin, Buffer, Columns, Damage, SegmentScan
 from msgstore.engine.open.recovery_plan import CHAIN
 from msgstore.files import Files
 from msgstore.jobs.inputs import SegmentInput, open_input
-from msgstore.jobs.reading.chains import Judge, read_spans
+from msgstore.jobs.reading.chains import Judge, SegmentSpan, read_spans
 from msgstore.jobs.reports import ScannedSegment
 from msgstore.plugins.blame import PLUGIN_FAILED, blame
 from msgstore.plugins.loader import comes_from_outside
@@ -161,12 +161,7 @@ def intact_records(path: Path, form: OpenFormat, data: Buffer, check_segment: Ju
         header = min(len(form.format.header), len(data))
         return IntactRecords(len(data), header, sum(scan.hole_sizes), (), scan.records, bytes(len(scan.records)))
     spans = read_spans(form.format, data, check_segment, scan)
-    first, later, seen = Columns(), Columns(), set[bytes]()
-    for span in spans:
-        if span.id is not None:
-            (later if span.id in seen else first).add(span.id, span.offset, span.size)
-            seen.add(span.id)
-    conflicts = conflicting(path, form, data, first, later)
+    conflicts = _conflicts(path, form, data, spans)
     records, recovered, damage, holes = Columns(), bytearray(), [], 0
     for span in spans:
         if span.offset in conflicts:
@@ -180,6 +175,18 @@ def intact_records(path: Path, form: OpenFormat, data: Buffer, check_segment: Ju
             holes += span.size
     header = spans[0].offset if spans else len(data)
     return IntactRecords(len(data), header, holes, tuple(damage), records, bytes(recovered))
+
+
+def _conflicts(path: Path, form: OpenFormat, data: Buffer, spans: Iterable[SegmentSpan]) -> set[int]:
+    """Return the offsets of later copies of an id with another body, of the records that were found intact."""
+    found = [span for span in spans if span.id is not None]
+    if len({span.id for span in found}) == len(found):
+        return set()
+    scan = SegmentScan()
+    for span in found:
+        scan.records.add(span.id or b"", span.offset, span.size)
+    scan.separate_copies()
+    return conflicting(path, form, data, scan.records, scan.duplicates)
 
 
 def read_intact(
