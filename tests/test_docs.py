@@ -47,6 +47,8 @@ ELSEWHERE = {
     "examples/acme_audit_record/README.md": "test_examples.py does it all in an environment with its wheel only",
     "examples/acme_aes_body/README.md": "test_examples.py does it all in an environment with its wheel only",
     "examples/acme_zstd_body/README.md": "test_examples.py does it all in an environment with its wheel only",
+    "examples/acme_stamped_format/README.md": "test_examples.py does it all in an environment with its wheel only",
+    "examples/acme_find_command/README.md": "test_examples.py does it all in an environment with its wheel only",
 }
 """Pages whose examples are not done as they stand, and why."""
 RUN = [

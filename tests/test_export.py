@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -81,6 +82,17 @@ def test_records_of_third_party_have_its_columns(tmp_path):
     rows = rows_of(tmp_path / "to")
     assert {(row["actor"], row["type"], row["body"]) for row in rows} == {("tests", 200, b"body")}
     assert all(row["time"].year > 2020 for row in rows)
+
+
+def test_fields_of_format_are_columns(tmp_path):
+    """In every environment that tests all cells: acme-stamped-format is installed there."""
+    pytest.importorskip("acme_stamped_format")
+    before = time.time_ns() // 1000
+    filled(tmp_path / "store", [(b"i" * 16, b"body")], format="stamped")
+    command("export", tmp_path / "store", tmp_path / "to")
+    row = ds.dataset(tmp_path / "to").to_table(columns=["type", "written"]).to_pylist()[0]
+    assert row["type"] is None
+    assert before <= row["written"].timestamp() * 1_000_000 <= time.time_ns() // 1000
 
 
 def test_empty_store_has_columns_all_the_same(tmp_path):

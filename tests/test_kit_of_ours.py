@@ -25,6 +25,8 @@ OURS = {
     "acme-audit-record": ["record:audit", "record:audit[actor=billing]"],
     "acme-aes-body": ["body:aes-gcm[key=00000000000000000000000000000000]"],
     "acme-zstd-body": ["body:zstd"],
+    "acme-stamped-format": ["format:stamped"],
+    "acme-find-command": ["command:find"],
     "foreign-backends": ["format:ledger", "index:sqlite"],
 }
 """Distribution to what it is tested for, among others."""

@@ -18,7 +18,14 @@ DISTRIBUTIONS = {
 }
 
 
-OTHERS = {"acme-aes-body", "acme-zstd-body", "msgstore-erlang-body", "msgstore-prometheus-observer"}
+OTHERS = {
+    "acme-aes-body",
+    "acme-find-command",
+    "acme-stamped-format",
+    "acme-zstd-body",
+    "msgstore-erlang-body",
+    "msgstore-prometheus-observer",
+}
 """Of no cell: installed where everything is."""
 
 

@@ -14,7 +14,15 @@ import pytest
 
 import msgstore
 from core_support import rows_of, run
-from msgstore.contract import BoundRecord, BrokenPlugin, Capability, RecordError, RecordField, RecordTypeDescriptor
+from msgstore.contract import (
+    BoundRecord,
+    BrokenPlugin,
+    Capability,
+    RecordError,
+    RecordField,
+    RecordTypeDescriptor,
+    SegmentFormatDescriptor,
+)
 from msgstore.files import Files
 from msgstore.jobs import inputs
 from msgstore.jobs.workers import worker_catalogue
@@ -164,6 +172,21 @@ def test_impossible_descriptor_is_refused(members, reason):
 
     with pytest.raises((ValueError, TypeError), match=reason):
         check_descriptor(make(**members))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "reason"),
+    [
+        ([Capability.FIELDS, Capability.VERBATIM, Capability.TYPED_RECORDS], "its record types have them"),
+        ([Capability.FIELDS], "claims the capability VERBATIM"),
+        ([Capability.VERBATIM], "if, and only if, it claims the capability FIELDS"),
+    ],
+)
+def test_impossible_format_with_fields_is_refused(capabilities, reason):
+    fields = (RecordField("written", "time"),)
+    members = {"name": "a", "contract": (1, 0), "factory": "a:b", "extension": ".a", "generation": 1, "fields": fields}
+    with pytest.raises(ValueError, match=reason):
+        check_descriptor(SegmentFormatDescriptor(capabilities=capabilities, **members))
 
 
 # -- values ---------------------------------------------------------------------------------------------------------------

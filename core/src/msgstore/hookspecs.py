@@ -19,6 +19,7 @@ import pluggy
 
 from msgstore.contract import (
     BodyCodecDescriptor,
+    CommandDescriptor,
     GcPolicyDescriptor,
     IndexDescriptor,
     JobRunnerDescriptor,
@@ -62,6 +63,11 @@ def msgstore_body_codecs() -> Iterable[BodyCodecDescriptor]:  # type: ignore[emp
 @hookspec
 def msgstore_job_runners() -> Iterable[JobRunnerDescriptor]:  # type: ignore[empty-body]
     """Runners for jobs over many segments, selected by ``--runner``."""
+
+
+@hookspec
+def msgstore_commands() -> Iterable[CommandDescriptor]:  # type: ignore[empty-body]
+    """Commands of the program ``msgstore``, beside its own."""
 
 
 @hookspec

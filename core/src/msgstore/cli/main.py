@@ -22,12 +22,13 @@ from msgstore.cli.commands.info import info, top
 from msgstore.cli.commands.map import map_
 from msgstore.cli.commands.messages import get, ls, put, rm
 from msgstore.cli.commands.new_plugin import new_plugin
-from msgstore.cli.commands.plugins import config, plugins
+from msgstore.cli.commands.plugins import config, load_command, plugins
 from msgstore.cli.commands.scan import diff, inventory, reconcile, scan
 from msgstore.cli.commands.verify import scrub, verify
 from msgstore.cli.output import note, visible
-from msgstore.contract import CorruptRecord, MsgStoreError
+from msgstore.contract import CommandDescriptor, CorruptRecord, MsgStoreError
 from msgstore.plugins.blame import blame
+from msgstore.plugins.catalogue import load_catalogue
 
 DAMAGE = 1
 MISUSE = 2
@@ -48,12 +49,15 @@ _PRINTS_DAMAGE = {
     "reconcile",
     "diff",
 }
+_NO_FAULT = (MsgStoreError, OSError, click.ClickException, click.Abort, Exit)
+"""What a command may raise to end with one line and an exit code."""
 _DAMAGE_LOGGERS = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
 """Loggers muted for these commands, which print damage themselves."""
 
 
 class Program(click.Group):
-    """Command group that reports msgstore's errors and OSError as one line with an exit code."""
+    """Command group that has plugins' commands beside its own, and reports msgstore's errors and OSError as one line with an
+    exit code."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         if sys.stderr is None:
@@ -70,7 +74,32 @@ class Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with _report_errors():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except _NO_FAULT:
+                raise
+            except Exception as error:
+                name = ctx.invoked_subcommand
+                if name is None or name in self.commands:
+                    raise
+                catalogue = load_catalogue()
+                raise catalogue.broken(catalogue.command(name), "failed", error) from error
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command of ours, or else of a plugin: no plugin replaces one of ours."""
+        own = super().get_command(ctx, name)
+        if own is not None or name not in (catalogue := load_catalogue()).names("command"):
+            return own
+        return load_command(catalogue, catalogue.command(name))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_commands(ctx, formatter)
+        found = [
+            (one.name, one.summary) for one in load_catalogue().descriptors(CommandDescriptor) if one.name not in self.commands
+        ]
+        if found:
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(sorted(found))
 
 
 @contextlib.contextmanager

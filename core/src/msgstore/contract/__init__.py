@@ -8,7 +8,7 @@ Start with :mod:`msgstore.contract.descriptors`, then read the module of your ki
 from msgstore.contract import events
 from msgstore.contract.bodies import BodyCodec, BodyCodecDescriptor, BodyCodecWithFields, StoredBody
 from msgstore.contract.descriptors import (
-    CONTRACT_VERSION, Capability, Descriptor, Duration, JobRunnerDescriptor, NoOptions, RecordField, Size,
+    CONTRACT_VERSION, Capability, CommandDescriptor, Descriptor, Duration, JobRunnerDescriptor, NoOptions, RecordField, Size,
 )
 from msgstore.contract.errors import (
     BodyRefused, BrokenPlugin, ConfigError, CorruptRecord, MessageNotFound, MessageTooLarge, MsgStoreError, NotAdopted,
@@ -20,18 +20,15 @@ from msgstore.contract.formats import (
 )
 from msgstore.contract.indexes import RESCUED_KEY, FileOperations, Index, IndexContext, IndexDescriptor, ReleaseResult
 from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
-from msgstore.contract.records import (
-    BoundRecord, Buffer, RecordContext, RecordType, RecordTypeDescriptor, RecordTypeWithFields,
-)
+from msgstore.contract.records import BoundRecord, Buffer, RecordContext, RecordFields, RecordType, RecordTypeDescriptor
 
 __all__ = [
     "CONTRACT_VERSION", "RESCUED_KEY", "Action", "BodyCodec", "BodyCodecDescriptor", "BodyCodecWithFields", "BodyRefused",
-    "BoundRecord", "BrokenPlugin", "Buffer", "Capability", "CheckBody", "Columns", "Combine", "Compact", "CompactableFormat",
-    "ConfigError", "CorruptRecord", "Damage", "Descriptor", "Drop", "Duration", "FileOperations",
-    "FormatContext", "GapFill", "GcPolicy", "GcPolicyDescriptor", "Index", "IndexContext",
-    "IndexDescriptor", "JobRunnerDescriptor", "MessageNotFound", "MessageTooLarge", "Migrate", "MsgStoreError", "NoOptions",
-    "NotAdopted", "PluginError", "RecordContext", "RecordError", "RecordField", "RecordType", "RecordTypeDescriptor",
-    "RecordTypeWithFields", "ReleaseResult", "ScanEnd", "SegmentFormat", "SegmentFormatDescriptor", "SegmentScan",
-    "SegmentStats", "Size", "StoreClosed", "StoreError", "StoreIOError", "StoreLocked", "StoreMismatch", "StoreReadOnly",
-    "StoredBody", "events",
+    "BoundRecord", "BrokenPlugin", "Buffer", "Capability", "CheckBody", "Columns", "Combine", "CommandDescriptor", "Compact",
+    "CompactableFormat", "ConfigError", "CorruptRecord", "Damage", "Descriptor", "Drop", "Duration", "FileOperations",
+    "FormatContext", "GapFill", "GcPolicy", "GcPolicyDescriptor", "Index", "IndexContext", "IndexDescriptor",
+    "JobRunnerDescriptor", "MessageNotFound", "MessageTooLarge", "Migrate", "MsgStoreError", "NoOptions", "NotAdopted",
+    "PluginError", "RecordContext", "RecordError", "RecordField", "RecordFields", "RecordType", "RecordTypeDescriptor",
+    "ReleaseResult", "ScanEnd", "SegmentFormat", "SegmentFormatDescriptor", "SegmentScan", "SegmentStats", "Size",
+    "StoreClosed", "StoreError", "StoreIOError", "StoreLocked", "StoreMismatch", "StoreReadOnly", "StoredBody", "events",
 ]

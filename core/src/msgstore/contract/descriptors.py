@@ -54,8 +54,8 @@ class Capability(enum.Enum):
     """Record type, or segment format without TYPED_RECORDS: the number of bytes before a body, and after it, is the same in
     every record. Tools then call ``body_span`` once."""
     FIELDS = "fields"
-    """Record type or body codec: messages have fields beside the body, listed in the descriptor. The backend is a
-    :class:`RecordTypeWithFields` or a :class:`BodyCodecWithFields`."""
+    """Messages have fields beside the body, listed in the descriptor. A record type, or a segment format with VERBATIM and
+    without TYPED_RECORDS, has the method of :class:`RecordFields`; a body codec is a :class:`BodyCodecWithFields`."""
     DROPS_MESSAGES = "drops-messages"
     """GC policy: it may return ``Drop``, which deletes live messages. Without this capability ``Drop`` is ignored."""
     PLAIN = "plain"
@@ -82,7 +82,6 @@ class RecordField:
     name: str = attrs.field(validator=matches_re(r"[a-z][a-z0-9_]{0,63}"))
     """Heading of tables and columns. Taken by scans: store, file, format, offset, size, type, id, body, references."""
     kind: FieldKind = attrs.field(validator=in_(get_args(FieldKind)))
-    """Kind of the values."""
     summary: str = ""
     """One line for ``msgstore plugins --json``."""
 
@@ -100,7 +99,6 @@ class Descriptor:
     options: type[Any] = NoOptions
     """attrs class of its configuration keys. Annotate sizes as ``Size``, times as ``Duration``, paths as ``Path``."""
     capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=_capabilities)
-    """Optional features that the backend has."""
     summary: str = ""
     """One line for ``msgstore plugins``."""
     examples: tuple[Mapping[str, object], ...] = attrs.field(default=({},), hash=False)
@@ -123,3 +121,8 @@ class JobRunnerDescriptor(Descriptor):
 
     min_input_bytes: int | None = None
     """Input size from which ``--runner auto`` selects this runner. None: it is selected by name only."""
+
+
+@attrs.frozen(kw_only=True)
+class CommandDescriptor(Descriptor):
+    """``factory`` names a ``click.Command``, which becomes ``msgstore NAME``. It uses the public API, and has no options."""

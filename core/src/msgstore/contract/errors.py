@@ -83,8 +83,7 @@ class MessageNotFound(MsgStoreError, KeyError):
     """The store has no live message with these ``ids``."""
 
     def __init__(self, ids: Sequence[bytes], where: str = "the store") -> None:
-        self.ids = tuple(ids)
-        self.where = where
+        self.ids, self.where = tuple(ids), where
         super().__init__(self.ids, where)
 
     def __str__(self) -> str:

@@ -70,7 +70,7 @@ HeaderState = Literal["ok", "bad_magic", "bad_version", "bad_checksum"]
 
 @attrs.frozen(kw_only=True)
 class SegmentFormatDescriptor(Descriptor):
-    """``factory(FormatContext) -> SegmentFormat``. All capabilities that begin with "Segment format", and FRAMED."""
+    """``factory(FormatContext) -> SegmentFormat``. All capabilities that begin with "Segment format", FRAMED and FIELDS."""
 
     extension: str
     """Extension of its segment files: a dot, letters, digits and ``_``. ``.json`` and others of a store are refused."""

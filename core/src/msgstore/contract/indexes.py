@@ -97,7 +97,6 @@ class IndexContext:
     directory: Path
     """Store directory. Names of index files begin with ``msgstore-``."""
     files: FileOperations
-    """File operations to use."""
     sync: bool = False
     """True if a commit must survive a power loss, not only the end of the process."""
     read_only: bool = False

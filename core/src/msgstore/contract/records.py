@@ -93,13 +93,13 @@ class RecordType(Protocol):
         """Return begin and end of the body of the record at ``offset``, as offsets of the same buffer."""
 
 
-class RecordTypeWithFields(RecordType, Protocol):
-    """A record type with the capability FIELDS."""
+class RecordFields(Protocol):
+    """The additional method of a record type or segment format with the capability FIELDS."""
 
     def fields(self, record: bytes) -> tuple[object, ...]:
         """Return the values of a whole record in the order of the descriptor, None for each absent one.
 
-        Called by tools only, for records that passed ``check``. Raises RecordError if the record has no readable values.
+        Called by tools only, for records that a scan found intact. Raises RecordError if the record has no readable values.
         """
 
 

@@ -19,6 +19,7 @@ from msgstore.contract import (
     CONTRACT_VERSION,
     BodyCodecDescriptor,
     BrokenPlugin,
+    CommandDescriptor,
     ConfigError,
     Descriptor,
     GcPolicyDescriptor,
@@ -50,6 +51,7 @@ NOUNS = {
     "gc": "GC policy",
     "body": "body codec",
     "runner": "job runner",
+    "command": "command",
 }
 """Kind of backend to its name in messages."""
 
@@ -113,6 +115,10 @@ class Catalogue(Loaded):
     def job_runner(self, name: str) -> JobRunnerDescriptor:
         """Return a job runner."""
         return self._resolve(JobRunnerDescriptor, "runner", name)
+
+    def command(self, name: str) -> CommandDescriptor:
+        """Return a command of a plugin."""
+        return self._resolve(CommandDescriptor, "command", name)
 
     def descriptors(self, kind_class: type[D]) -> list[D]:
         """Return all descriptors of a class."""
@@ -213,7 +219,7 @@ class Catalogue(Loaded):
         """Return the error that says what a plugin could not do, and why."""
         found = self._registration(descriptor)
         text = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} {failed}: {type(error).__name__}: {error}"
-        if isinstance(error, OSError):  # about a file of its own: nothing that an installation would mend
+        if isinstance(error, OSError) or found.kind == "command":  # nothing that an installation would mend
             return BrokenPlugin(text)
         return BrokenPlugin(
             f"{text}. Installed: {_listed(self._of(found.kind), but=found)}. "

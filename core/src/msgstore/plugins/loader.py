@@ -25,6 +25,7 @@ from msgstore import contract, hookspecs
 from msgstore.contract import (
     BodyCodecDescriptor,
     Capability,
+    CommandDescriptor,
     Descriptor,
     GcPolicyDescriptor,
     IndexDescriptor,
@@ -51,21 +52,24 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "gc": ("msgstore_gc_policies", GcPolicyDescriptor),
     "body": ("msgstore_body_codecs", BodyCodecDescriptor),
     "runner": ("msgstore_job_runners", JobRunnerDescriptor),
+    "command": ("msgstore_commands", CommandDescriptor),
 }
-"""Kind of backend to (hook, class of its descriptors). A kind is the configuration key or option that selects a backend."""
+"""Kind of backend to (hook, class of its descriptors). A kind is the configuration key or option that selects a backend; a
+command is selected by its name."""
 
 _PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
     (SegmentFormatDescriptor, None): contract.SegmentFormat,
     (SegmentFormatDescriptor, Capability.COMPACTABLE): contract.CompactableFormat,
+    (SegmentFormatDescriptor, Capability.FIELDS): contract.RecordFields,
     (RecordTypeDescriptor, None): contract.RecordType,
-    (RecordTypeDescriptor, Capability.FIELDS): contract.RecordTypeWithFields,
+    (RecordTypeDescriptor, Capability.FIELDS): contract.RecordFields,
     (IndexDescriptor, None): contract.Index,
     (GcPolicyDescriptor, None): contract.GcPolicy,
     (BodyCodecDescriptor, None): contract.BodyCodec,
     (BodyCodecDescriptor, Capability.FIELDS): contract.BodyCodecWithFields,
 }
 """Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part
-of the contract."""
+of the contract, and commands are click's."""
 
 CONTRACT_METHODS = {
     name for protocol in _PROTOCOLS.values() for name, value in vars(protocol).items() if inspect.isfunction(value)
@@ -289,6 +293,11 @@ def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor
         raise ValueError(f"two fields have the same name: {', '.join(names)}")
     if bool(names) != (Capability.FIELDS in descriptor.capabilities):
         raise ValueError("a backend has fields if, and only if, it claims the capability FIELDS")
+    if names and isinstance(descriptor, SegmentFormatDescriptor):
+        if Capability.TYPED_RECORDS in descriptor.capabilities:
+            raise ValueError("a format with the capability TYPED_RECORDS has no fields: its record types have them")
+        if Capability.VERBATIM not in descriptor.capabilities:
+            raise ValueError("a format with fields claims the capability VERBATIM: otherwise salvage would lose them")
     for option in attrs.fields(descriptor.options) if isinstance(descriptor, RecordTypeDescriptor) else ():
         if option.name == "byte":
             raise ValueError("an option of a record type cannot be named 'byte': this key sets the type byte")

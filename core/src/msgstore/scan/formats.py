@@ -54,7 +54,8 @@ class OpenFormat:
     type_names: Mapping[int, str] = attrs.field(factory=dict)
     """Type byte to the name of each readable record type. Empty if records have no types."""
     with_fields: Mapping[int, BoundRecord] = attrs.field(factory=dict)
-    """Type byte to record type, for the types that have fields in addition to id and body."""
+    """Type byte to record type, for the types that have fields in addition to id and body. A format without types that has
+    fields is its own record type, with byte 0."""
     framed: frozenset[int] = frozenset()
     """Type bytes of records that have the same number of bytes before and after every body. 0 stands for a format without
     types."""
@@ -164,6 +165,8 @@ class FormatSet:
             framed = {byte for byte, record in types.items() if Capability.FRAMED in record.capabilities}
         made = self.catalogue.make(descriptor, FormatContext(options, tuple(bound), self._record if is_written else OWN_RECORD))
         names = {byte: record.name for byte, record in types.items()}
+        if descriptor.fields:
+            bound.append(BoundRecord(descriptor.name, 0, made, descriptor.fields))
         with_fields = {record.byte: record for record in bound if record.fields}
         return OpenFormat(self.catalogue, descriptor, made, names, with_fields, frozenset(framed))
 

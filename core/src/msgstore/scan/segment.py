@@ -196,15 +196,14 @@ class Described:
 def values_of(bound: BoundRecord, record: bytes) -> Values | None:
     """Return the fields of one whole record, or None if they cannot be read. Raises BrokenPlugin if they do not fit the
     descriptor."""
+    backend = f"the {'record type' if bound.byte else 'segment format'} {bound.name!r}"
     try:
-        values = bound.record.fields(record)  # type: ignore[attr-defined]  # of a RecordTypeWithFields
+        values = bound.record.fields(record)  # type: ignore[attr-defined]  # one of RecordFields
     except RecordError:
         return None
     except Exception as error:
-        raise BrokenPlugin(
-            f"the record type {bound.name!r} cannot read the fields of a record: {type(error).__name__}: {error}"
-        ) from error
-    return check_values(f"the record type {bound.name!r}", bound.fields, values)
+        raise BrokenPlugin(f"{backend} cannot read the fields of a record: {type(error).__name__}: {error}") from error
+    return check_values(backend, bound.fields, values)
 
 
 def check_values(source: str, fields: Sequence[RecordField], values: object) -> Values:
@@ -239,7 +238,7 @@ def describe(record: WholeRecord) -> Described:
     Only a scan reveals the type byte. If the format has several types, the record is scanned as a segment of one record.
     """
     form = record.form
-    if not form.typed:
+    if not form.typed and not form.with_fields:
         return Described(None)
     if list(form.type_names.values()) == [OWN_RECORD]:
         return Described(OWN_RECORD)

@@ -27,7 +27,7 @@ MISMATCH = "checksum_mismatch"
 
 
 class AuditRecord:
-    """Implementation of :class:`msgstore.contract.RecordTypeWithFields`. Thread-safe: it keeps no state between calls."""
+    """Implementation of :class:`msgstore.contract.RecordType`, with fields. Thread-safe: it keeps no state between calls."""
 
     overhead = _BODY_AT
 

@@ -19,6 +19,7 @@ from msgstore.cli.option_texts import hinted_fields, toml_type, toml_value
 from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
 from msgstore.contract import (
     BodyCodecDescriptor,
+    CommandDescriptor,
     ConfigError,
     Descriptor,
     FormatContext,
@@ -43,7 +44,7 @@ from msgstore.scan.formats import THIRD_PARTY_BYTES
 @options.file("--config", "config_file", help="Omit plugins that FILE disables.")
 @options.as_json
 def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
-    """List the installed formats, record types, indexes, GC policies, body codecs, job runners and observers.
+    """List the installed formats, record types, indexes, GC policies, body codecs, job runners, commands and observers.
 
     \b
     Examples:
@@ -72,12 +73,28 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
         click.get_current_context().exit(2)
 
 
+def load_command(catalogue: Catalogue, descriptor: CommandDescriptor) -> click.Command:
+    """Import a plugin's command. Raises BrokenPlugin."""
+    with catalogue.attribute_errors(descriptor, "cannot be imported", passing=()):
+        command = descriptor.load_factory()
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{descriptor.factory} is not a click.Command")
+        return command
+
+
 def _unusable(catalogue: Catalogue) -> Iterator[str]:
     """Import each factory, and create the backend with each set of options that its descriptor has as an example. Yield one
     line for each that fails. Indexes and job runners are only imported: they would open a store, or start a cluster."""
+    program = click.get_current_context().find_root().command
+    own_commands = program.commands if isinstance(program, click.Group) else {}
     for found in catalogue.registrations:
         descriptor = found.descriptor
         try:
+            if isinstance(descriptor, CommandDescriptor):
+                if descriptor.name in own_commands:
+                    yield f"the command {descriptor.name!r} of {found.provider} cannot be called: msgstore has one of this name"
+                load_command(catalogue, descriptor)
+                continue
             catalogue.load_factory(descriptor)
             for example in () if isinstance(descriptor, IndexDescriptor | JobRunnerDescriptor) else descriptor.examples:
                 where = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}: examples"
@@ -104,7 +121,7 @@ def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
         own["capabilities"] = sorted(capability.value for capability in descriptor.capabilities)
         own["summary"] = descriptor.summary
         own["options"] = list(_options(descriptor))
-        if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor):
+        if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor | SegmentFormatDescriptor):
             own["fields"] = [attrs.asdict(field) for field in descriptor.fields]
         if isinstance(descriptor, RecordTypeDescriptor):
             own |= {"format": descriptor.format, "assigned_byte": descriptor.assigned_byte}

@@ -72,7 +72,7 @@ def _declared(inputs: Iterable[SegmentInput]) -> Iterable[tuple[str, RecordField
     for _, found in sorted(alike.items()):
         for bound in open_input(found).with_fields.values():
             for field in bound.fields:
-                yield f"record type {bound.name!r}", field
+                yield f"{'record type' if bound.byte else 'segment format'} {bound.name!r}", field
 
 
 # -- rows that others have written ---------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Command ``msgstore find``: find messages by a text in their bodies."""

@@ -1,0 +1,40 @@
+"""Command ``find``. It is a ``click.Command`` like any other; msgstore reports errors and Ctrl-C for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+import msgstore
+from msgstore.contract import CorruptRecord, MessageNotFound
+
+
+@click.command()
+@click.argument("store", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("text")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def find(store: Path, text: str, as_json: bool) -> None:
+    """Print the id of each message whose body contains TEXT. Exit code 1 if a message is damaged.
+
+    \b
+    Examples:
+      msgstore find data/orders "pay 10"
+    """
+    wanted, damaged = text.encode(), False
+    with msgstore.open_store(store, mode="r") as opened, opened.client() as client:
+        for entry in opened.entries():
+            try:
+                body = client.read(entry.msg_id)
+            except MessageNotFound:  # removed meanwhile by another process
+                continue
+            except CorruptRecord as error:
+                click.echo(f"damaged: {error}", err=True)
+                damaged = True
+                continue
+            if wanted in body:
+                found = {"id": entry.msg_id.hex(), "size": len(body), "refs": entry.references}
+                click.echo(json.dumps(found) if as_json else found["id"])
+    if damaged:
+        click.get_current_context().exit(1)
