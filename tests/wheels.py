@@ -1,4 +1,8 @@
-"""Build a wheel of every distribution, install nothing else, run the demo and the conformance kit: ``python wheels.py DIR``."""
+"""Installations as users have them: ``python wheels.py DIR``.
+
+Wheels of every distribution, and nothing else, run the demo and the conformance kit. The line by which the page about Spark
+installs a checkout gives a session that reads a store, without a Java on the machine.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,18 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ["pytest", "hypothesis"]
+COUNT = """
+import sys
+from msgstore_spark import session
+spark = session()
+assert spark.read.format("msgstore").load(sys.argv[1]).count() > 0
+spark.stop()
+"""
 
 
 def distributions() -> list[str]:
@@ -19,9 +31,9 @@ def distributions() -> list[str]:
     return [path for path in re.findall(r"^-e (\S+)$", text, re.MULTILINE) if path != "./tests/foreign"]
 
 
-def run(*command: str) -> None:
+def run(*command: str, environment: dict[str, str] | None = None) -> None:
     print("$", *command, flush=True)
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env=environment)
 
 
 def main(directory: str) -> None:
@@ -39,6 +51,18 @@ def main(directory: str) -> None:
     # Without the options of this repository.
     alone = ["-c", os.devnull, "--rootdir", str(wheels), "-W", "error", "-p", "no:cacheprovider"]
     run(sys.executable, "-m", "pytest", *alone, "--pyargs", "msgstore.testing.suite", *chosen)
+    install_spark(wheels / "laptop")
+
+
+def install_spark(directory: Path) -> None:
+    page = (ROOT / "docs/how-to/spark-on-a-laptop.md").read_text(encoding="utf-8")
+    found = re.search(r"In a checkout of this repository, the line is `pip (.+)`", page)
+    assert found, "the page has no line for a checkout"
+    venv.create(directory, with_pip=True)
+    python = str(directory / "bin/python")
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": "/usr/bin:/bin"}
+    run("bash", "-c", f"cd '{ROOT}' && '{python}' -m pip --quiet {found[1]}", environment=environment)
+    run(python, "-c", COUNT, str(ROOT / "tests/data/msg-store/v2_clean/store"), environment=environment)
 
 
 if __name__ == "__main__":
