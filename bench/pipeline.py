@@ -20,7 +20,7 @@ import pipeline_jobs as jobs
 import pipeline_profiles as profiles
 from figures import Bound, Figure, Figures, Progress
 from measure import SEED, file_system
-from pipeline_jobs import BARE, COUNT, DEDUPE, LARGER, RECONCILE, SALVAGE
+from pipeline_jobs import ALL_COLUMNS, BARE, COUNT, DEDUPE, LARGER, RECONCILE, SALVAGE, SMALL
 from processor import JVM, PYTHON
 from profiling import Profile
 from rich.console import Console
@@ -33,7 +33,8 @@ CORES = 2
 PLAIN, LOCAL, ONE, TWO = "plain Python", "local, 2 processes", "Spark local[1]", f"Spark local[{CORES}]"
 MASTERS = {ONE: "local[1]", TWO: f"local[{CORES}]"}
 PARQUET = {jobs.PARQUET_COUNT: COUNT, jobs.PARQUET_DEDUPE: DEDUPE}
-IDS, CHANGES, SMALL = 5_000_000, 12_000_000, 64
+SMALL_SEGMENTS = 20_000
+IDS, CHANGES, BODY = 5_000_000, 12_000_000, 64
 """Input of reconcile: number of messages, number of changes of their counts, bytes of a body."""
 JOBS = (COUNT, DEDUPE, SALVAGE, RECONCILE)
 SLOPE = "per additional GiB"
@@ -45,6 +46,9 @@ TITLES = {
     "fixed": "Fixed cost of a session, wall time",
 }
 PER_CORE, SPEED_UP, JOIN = 0.6, 1.7, 1.3
+TIMES_PLAIN = {1024: 2.5, 100: 2.0}
+"""Size of a body to how many times a plain loop's time a warm count may take on two cores."""
+TIMES_PLAIN_DEDUPE, TIMES_LOCAL_SALVAGE, SMALL_SECONDS = 1.3, 2.5, 4.0
 
 
 def main() -> None:
@@ -58,6 +62,7 @@ def main() -> None:
         missed = [
             profile(bound, inputs, raw, status.update)
             for bound in bounds
+            if bound.operation in (COUNT, RECONCILE)
             if arguments.profile == "all" or (arguments.profile == "missed" and not bound.met)
         ]
         status.stop()
@@ -117,15 +122,18 @@ def create_inputs(directory: Path, arguments: argparse.Namespace, progress: Prog
         inputs[body] = {"store": store, "larger": larger, "times": TIMES, "parquet": parquet, "messages": messages}
         inputs[body]["no changes"] = str(directory / "none")
         Path(inputs[body]["no changes"]).touch()
+        inputs[body]["small"] = str(directory / f"small-{body}")
+        inputs[body]["small segments"] = count = max(1, int(SMALL_SEGMENTS * min(1.0, arguments.size)))
+        children.call(data.make_small, inputs[body]["small"], count)
     if RECONCILE in arguments.only:
         ids, changes = reconcile_size(arguments.size)
         progress(f"creating {ids:,} messages and {changes:,} changes")
         paths = {name: str(directory / name) for name in ("reconciled", "records", "changes")}
-        children.call(data.make_store, paths["reconciled"], SMALL, ids)
+        children.call(data.make_store, paths["reconciled"], BODY, ids)
         children.call(data.export, paths["reconciled"], paths["records"], "id", "size")
         children.call(data.make_changes, paths["records"], paths["changes"], changes)
-        inputs[SMALL] = inputs.get(SMALL, {}) | paths
-        inputs[SMALL]["classes"] = children.call(jobs.classes, inputs[SMALL])
+        inputs[BODY] = inputs.get(BODY, {}) | paths
+        inputs[BODY]["classes"] = children.call(jobs.classes, inputs[BODY])
     return inputs
 
 
@@ -166,7 +174,7 @@ def figures_of(raw: Raw, size: float) -> Figures:
         for peer in PEERS:
             found = {key[2]: rounds for key, rounds in raw.items() if key[:2] == (body, peer)}
             for table, value in ((WALL, lambda row: row[0]), (CPU, lambda row: sum(row[1].values()))):
-                for job in (COUNT, LARGER, DEDUPE, SALVAGE):
+                for job in (COUNT, ALL_COLUMNS, LARGER, DEDUPE, SALVAGE, SMALL):
                     for row in found.get(job, ()):
                         figures.add(table, peer, job, body, "s", value(row))
                     if job == LARGER:
@@ -200,6 +208,16 @@ def bounds_of(figures: Figures) -> Iterator[Bound]:
         one, two = slope(WALL, ONE), slope(WALL, TWO)
         if one and two:
             yield Bound(TWO, COUNT, "speed / local[1]'s", body, "", "at least", SPEED_UP, one.over(two))
+        for job, peer, limit in (
+            (COUNT, PLAIN, TIMES_PLAIN.get(body)),
+            (DEDUPE, PLAIN, TIMES_PLAIN_DEDUPE),
+            (SALVAGE, LOCAL, TIMES_LOCAL_SALVAGE),
+        ):
+            ours, theirs = figures.get(WALL, TWO, job, body), figures.get(WALL, peer, job, body)
+            if ours and theirs and limit:
+                yield Bound(TWO, job, f"time / that of {peer}", body, "", "at most", limit, ours.over(theirs))
+        if small := figures.get(WALL, TWO, SMALL, body):
+            yield Bound(TWO, SMALL, "wall time", body, "s", "at most", SMALL_SECONDS, small.value)
     for body in figures.sizes(RECONCILE):
         for peer in MASTERS:
             ours = figures.get(RECONCILE, peer, "wall", body)

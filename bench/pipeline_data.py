@@ -27,6 +27,8 @@ HEAD = 26
 """Bytes of a record of v2 in addition to its body."""
 BATCH = 10_000
 """Messages that are created together."""
+SMALL_RECORDS = 10
+"""Messages of a small segment."""
 UNKNOWN_IDS = 0.01
 """Fraction of the ids with changes of which no store has a record."""
 
@@ -62,6 +64,20 @@ def link(store: str, to: str, times: int) -> None:
         directory.mkdir(parents=True)
         for file in segments(store):
             os.link(file, directory / file.name)
+
+
+def make_small(path: str, count: int) -> None:
+    """Create segments of SMALL_RECORDS records: hard links to one."""
+    rng = random.Random(SEED)
+    source = f"{path}-source"
+    with StoreStaging.begin(StoreSpec(source)) as staging, PartWriter(staging.target, staging.path, 0) as writer:
+        for ids, bodies in _messages(rng, 100, SMALL_RECORDS):
+            writer.add(ids, bodies)
+        staging.commit([writer.finish()])
+    Path(path).mkdir()
+    (segment,) = segments(source)
+    for number in range(count):
+        os.link(segment, Path(path, f"{number}{segment.suffix}"))
 
 
 def export(store: str, to: str, *columns: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import processor
+from pipeline_data import SMALL_RECORDS
 
 from msgstore import load_catalogue
 from msgstore.builtin.plugin import LocalOptions
@@ -29,6 +30,7 @@ from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.salvage import plan_salvage
 
 COUNT, LARGER, DEDUPE, SALVAGE, RECONCILE = "count", "count of the larger", "dedupe", "salvage", "reconcile"
+ALL_COLUMNS, SMALL = "count, all columns", "count of small segments"
 PARQUET_COUNT, PARQUET_DEDUPE, BARE = "Parquet count", "Parquet dedupe", "bare join"
 SESSION, FIRST, STOP = "session", "first job", "stop"
 Row = tuple[str, float, dict[str, float]]
@@ -58,6 +60,7 @@ def plain_python(inputs: Inputs, jobs: list[str]) -> list[Row]:
         _count(inputs["store"])
         clock.time(COUNT, lambda: _count(inputs["store"]), messages)
         clock.time(LARGER, lambda: _count(inputs["larger"]), messages * inputs["times"])
+        clock.time(SMALL, lambda: _count(inputs["small"]), inputs["small segments"] * SMALL_RECORDS)
     if DEDUPE in jobs:
         clock.time(DEDUPE, lambda: _dedupe(inputs["store"]), messages)
     return clock.rows
@@ -161,6 +164,8 @@ def _run_on_frames(clock: JobTimer, frames: Frames, inputs: Inputs, jobs: list[s
     messages = inputs.get("messages")
     if COUNT in jobs:
         clock.time(COUNT, lambda: frames.count(inputs["store"]), messages)
+        clock.time(ALL_COLUMNS, lambda: frames.count_all(inputs["store"]), messages)
+        clock.time(SMALL, lambda: frames.count(inputs["small"]), inputs["small segments"] * SMALL_RECORDS)
         clock.time(PARQUET_COUNT, lambda: frames.parquet(inputs["parquet"]).count(), messages)
     if DEDUPE in jobs:
         clock.time(DEDUPE, lambda: frames.records(inputs["store"]).distinct().count(), messages)
@@ -178,6 +183,9 @@ class Frames:
 
     def count(self, path: str) -> int:
         return int(self.records(path).count())
+
+    def count_all(self, path: str) -> int:
+        return int(self._session.read.format("msgstore").load(path).count())
 
     def parquet(self, path: str) -> Any:
         return self._session.read.parquet(path).select("id")

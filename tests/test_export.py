@@ -141,7 +141,7 @@ def test_failed_export_leaves_nothing(path, failing, tmp_path, monkeypatch):
     fail = raise_io_error(errno.ENOSPC)
     with monkeypatch.context() as patch:
         patch.setattr(f"msgstore.files.Files.{failing}", fail)
-        with pytest.raises(StoreIOError, match="No space left on device"):
+        with pytest.raises(StoreIOError, match=rf"^{tmp_path / 'to'}: No space left on device"):
             export([path], tmp_path / "to")
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
     export([path], tmp_path / "to")

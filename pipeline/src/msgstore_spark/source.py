@@ -25,7 +25,7 @@ from msgstore.jobs.inputs import JobInputs
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.schemas import columns, constants_of, full_schema
 from msgstore_spark.streams import SegmentStreamReader
-from msgstore_spark.tasks import SegmentPartition, freeze_imports
+from msgstore_spark.tasks import SegmentPartition, freeze_imports, join_small
 from msgstore_spark.writer import StoreWriter
 
 
@@ -124,7 +124,7 @@ class SegmentReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SegmentPartition)
-        for batch in self._batches(partition):
+        for batch in join_small(self._batches(partition)):
             yield batch.select(self._schema.names).rename_columns(self._names)
         freeze_imports()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import repeat
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from msgstore.contract import Buffer, Columns, RecordField, SegmentScan, StoreError
 from msgstore.jobs.columns.schemas import DAMAGE, KINDS, SEGMENTS
-from msgstore.jobs.columns.sums import fixed_width, int64, of_any_length
+from msgstore.jobs.columns.sums import as_binary, fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import UNREADABLE, SegmentRange, UnreadableSegmentError, check_segment, opening
 from msgstore.jobs.reports import SpanReport
@@ -71,7 +71,9 @@ def record_batches(
                 _refuse_damage(found, form, data, scan, stretch.end if stretch else None)
             if stretch is not None:
                 only = [*only, ("offset", "less", stretch.end)]
-            rows = _rows(scan.records, form, only)
+            own = {*_SCANNED, *_PLACE, *constants}  # for any other column the records themselves are needed
+            names = set(schema.names) if own.issuperset(schema.names) else set(_SCANNED)
+            rows = _rows(scan.records, form, only, names.union(name for name, _, _ in only))
             for batch in _batches(found, form, data, rows, schema, codec, constants):
                 begun = True
                 yield batch
@@ -129,11 +131,17 @@ def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Rec
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _rows(records: Columns, form: OpenFormat, only: Sequence[Condition]) -> pa.RecordBatch:
-    """Return ids, offsets, sizes and types of the wanted records; without a condition, the buffers are those of the scan."""
-    type_bytes = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
-    columns = [fixed_width(records.ids), int64(records.offsets), int64(records.sizes), type_bytes]
-    rows = pa.RecordBatch.from_arrays(columns, names=_SCANNED)
+def _rows(records: Columns, form: OpenFormat, only: Sequence[Condition], names: Collection[str]) -> pa.RecordBatch:
+    """Return those of id, offset, size and type that are among ``names``, and the id in any case, of the wanted records.
+    Without a condition, the buffers are those of the scan."""
+    columns = {"id": fixed_width(records.ids)}
+    if "offset" in names:
+        columns["offset"] = int64(records.offsets)
+    if "size" in names:
+        columns["size"] = int64(records.sizes)
+    if "type" in names:
+        columns["type"] = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
+    rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     for name, comparison, value in only:
         column = _shown(rows, name, form)
         if name != "id":
@@ -188,7 +196,7 @@ def _batches(
         for length, decoded in _decoded(codec, asked, rows.slice(first, count), bodies):
             part = {name: columns[name].slice(first, length) for name in names & columns.keys()} | decoded
             if "id" in names:
-                part["id"] = of_any_length(part["id"]).chunk(0)  # a cast takes as long as the scan of a small segment
+                part["id"] = as_binary(part["id"])  # a cast takes as long as the scan of a small segment
             if bodies is not None:
                 part["body"] = bodies.slice(first - begin, length)
             yield pa.RecordBatch.from_arrays([part[name] for name in schema.names], schema=schema)

@@ -214,7 +214,7 @@ def errors(place: Path) -> Iterator[None]:
         if not isinstance(cause, OSError) or isinstance(error, StoreLocked):
             raise
         # An outer block names the same. Errors of Arrow have neither.
-        cause.filename, cause.strerror = cause.filename2 or cause.filename or place, cause.strerror or str(cause)
+        cause.filename, cause.strerror = _kept(cause.filename2 or cause.filename or place), cause.strerror or str(cause)
         raise StoreIOError(
             f"{cause.filename}: {cause.strerror}. Nothing was kept; mend the cause (space, limits, permissions, the disk) and "
             "run the job again."
@@ -223,6 +223,14 @@ def errors(place: Path) -> Iterator[None]:
         if (broken := blame(error)) is not None:
             raise BrokenPlugin(f"{place}: {broken}") from error
         raise
+
+
+def _kept(path: str | Path) -> Path:
+    """Return the destination for what is in its staging directory, which is deleted when somebody reads the error."""
+    for place in (Path(path), *Path(path).parents):
+        if found := re.fullmatch(r"\.(.+)\.msgstore", place.name):
+            return place.with_name(found[1])
+    return Path(path)
 
 
 def check_destination(destination: Path, sources: Iterable[str | Path] = ()) -> None:
