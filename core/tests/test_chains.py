@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 from itertools import pairwise
@@ -47,6 +48,15 @@ def damage_in(spans):
 
 def holes_in(spans):
     return {span.offset: span.size for span in spans if not (span.id or span.reason)}
+
+
+@pytest.mark.parametrize("answer", [lambda start: start - 1, lambda start: 10**6], ids=["before", "behind"])
+def test_chain_outside_the_search_is_refused(answer):
+    """A format that always looks from the beginning: the search would not end."""
+    wrong = copy.copy(form("v2"))
+    wrong.find_chain = lambda data, start, length=8: answer(start)
+    with pytest.raises(ValueError, match="find_chain returns"):
+        read_spans(wrong, wrong.header + b"?" * 90)
 
 
 def flip(data, name, row, bit):

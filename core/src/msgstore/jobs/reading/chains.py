@@ -110,15 +110,23 @@ def _next_chain(
     """
     last = _last(chain)
     if last is not None and rereads.left > 0:
-        inside = form.find_chain(data, last + 1)
+        inside = _find_chain(form, data, last + 1)
         if inside is None:
             return len(data), None
         found = scan_checked(form, data, inside)
         rereads.left -= min(found.end.offset, end) - last
         if inside > end or _is_wrong(form, data, end, inside, found, rereads):
             return inside, found
-    after = form.find_chain(data, end + 1)
+    after = _find_chain(form, data, end + 1)
     return (len(data), None) if after is None else (after, scan_checked(form, data, after))
+
+
+def _find_chain(form: SegmentFormat, data: Buffer, start: int, length: int = 8) -> int | None:
+    """Return the format's answer. Raises ValueError if it is not from ``start`` on: the search would not end."""
+    found = form.find_chain(data, start, length)
+    if found is not None and not start <= found < len(data):
+        raise ValueError(f"find_chain returns {found} for a search from {start} on, in {len(data)} bytes")
+    return found
 
 
 def _last(chain: list[SegmentSpan]) -> int | None:
@@ -143,7 +151,7 @@ def _is_wrong(form: SegmentFormat, data: Buffer, end: int, inside: int, scan: Se
     while scan.end.offset <= end:
         last = _last(_chain(scan, recovered=False))
         at = (scan.end.offset if last is None else last) + 1
-        begin = form.find_chain(data, at, MIN_CHAIN) if rereads.left > 0 else None
+        begin = _find_chain(form, data, at, MIN_CHAIN) if rereads.left > 0 else None
         if begin is None or begin >= end:
             return False
         scan = scan_checked(form, data, begin)
@@ -171,7 +179,7 @@ def _settled(
         return [span]
     begin = len(form.header)
     window = form.header + data[span.offset + 1 : span.end]
-    start = form.find_chain(window, begin)
+    start = _find_chain(form, window, begin)
     if start is None:  # fewer records than a chain needs
         start = next(iter(scan_checked(form, window, begin).records.offsets), None)
     if start is None:
