@@ -257,7 +257,8 @@ def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | N
         bound = _merged(bound, asked, config.path)
     elif config.record != OWN_RECORD:
         raise ConfigError(
-            f"{config.where} record: format {descriptor.name!r} has no record types; leave record out, or choose another format"
+            f"{config.where} record: format {descriptor.name!r} has no record types, so it cannot hold {config.record!r}. "
+            'Write record = "message", choose another format, or copy the messages: msgstore migrate STORE DEST'
         )
     formats = FormatSet(
         catalogue,
