@@ -222,6 +222,20 @@ RELOCATES = {
 RELOCATED = {f"relocate {fault}": ("relocate", act) for fault, act in RELOCATES.items()}
 
 
+# -- migrations ---------------------------------------------------------------------------------------------------------------
+
+
+def test_migration_between_formats_of_one_generation(opened, tmp_path):
+    store = opened("copied")
+    left = fill(store)
+    store.close()
+    store = opened("odd")
+    assert {done.outcome for done in store.migrate()} == {"migrated"}
+    assert contents(store) == left
+    assert not store.migrate()
+    assert {path.suffix for path in tmp_path.iterdir() if path.name[0].isdigit()} == {".odd"}
+
+
 # -- collections --------------------------------------------------------------------------------------------------------------
 
 COLLECTED = {

@@ -101,8 +101,8 @@ class StoreConfig:
     """Options of observers by entry point, for the member ``options`` of their events. Text and paths are passed as they are
     written."""
     on_legacy: OnLegacy = "read"
-    """Treatment of segments of an older format than ``format``: ``"read"`` reads them, ``"migrate"`` rewrites them at opening,
-    ``"refuse"`` refuses to open for writing."""
+    """Treatment of segments of an older format than ``format``: ``"read"`` reads them, ``"refuse"`` refuses to open for
+    writing, ``"migrate"`` rewrites them at opening, and also those of another format of the same generation."""
     adopt: bool = False
     """Open for writing a directory that a broker wrote: one with segments and without ``msgstore.json``. Released RabbitMQ
     reads the result as long as all segments are ``*.rdq``. Has no effect on any other directory."""

@@ -144,7 +144,7 @@ class Store:
             return self._collector.collect(everything=everything, progress=progress)
 
     def migrate(self, *, progress: ProgressCallback | None = None) -> list[CollectionResult]:
-        """Flush, and copy every segment of an older format into the store's format. Raises as ``flush``."""
+        """Flush, and copy every segment of another format into the store's format. Raises as ``flush``."""
         self._lifecycle.refuse_in_callback("migrate")
         with self._lifecycle.guard():
             self._flusher.flush()

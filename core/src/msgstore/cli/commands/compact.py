@@ -110,7 +110,7 @@ def migrate(
 ) -> None:
     """Rewrite a store's segments in FORMAT: in place, or into a new store at DEST.
 
-    In place, each segment of an older format is rewritten and then deleted, and new messages are written in FORMAT from then
+    In place, each segment of another format is rewritten and then deleted, and new messages are written in FORMAT from then
     on. With DEST, the store is only read, by the chosen runner, and every message with a reference is copied with its count. If
     such a message is missing or damaged, or the store has lost its counts, the command fails without creating DEST.
 
@@ -134,7 +134,7 @@ def migrate(
     with target.open("rw") as opened, out.progress("migrating") as progress:
         spans = _damage_at_opening(target, opened)
         results = opened.migrate(progress=progress)
-    _report(out, results, [], spans, f"nothing to migrate: no segment is older than {to_format}")
+    _report(out, results, [], spans, f"nothing to migrate: every segment is of format {to_format}")
 
 
 def _copy(

@@ -113,11 +113,11 @@ class GarbageCollector:
         return self._carry_out(compact_all if everything else self._plan, progress)
 
     def migrate(self, progress: ProgressCallback | None = None) -> list[CollectionResult]:
-        """Copy every segment of an older format into the store's format, whatever the policy plans. Raises as ``collect``."""
+        """Copy every segment of another format into the store's format, whatever the policy plans. Raises as ``collect``."""
 
-        def plan(stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
-            old = [s for s in stats if segments[s.number].form.descriptor.generation < self._generation]
-            return [Migrate(s.number) for s in old if s.live_count]
+        def plan(stats: Sequence[SegmentStats], _: object) -> list[Action]:
+            own = self._context.form.descriptor.name
+            return [Migrate(s.number) for s in stats if s.live_count and s.format != own]
 
         return self._carry_out(plan, progress)
 
