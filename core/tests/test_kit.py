@@ -6,13 +6,14 @@ from __future__ import annotations
 import threading
 import time
 
+import attrs
 import pytest
 
 from msgstore.contract.events import StoreClosedEvent
 from msgstore.engine import events as announcing
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider
-from msgstore.testing import ObserverTests, Subject, observers
+from msgstore.testing import DescriptorTests, ObserverTests, Subject, observers
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, StoppingFiles, copy_of, crash_points, stopped
 from msgstore.testing.probes import LineInterleaver
 
@@ -123,6 +124,11 @@ def test_run_of_own_class_reports_outcomes(pytester, case):
         done.stdout.no_fnmatch_line("left out*")
     fails = line == LEFT_OUT or outcomes.keys() & {"errors", "failed"}
     assert done.ret == (pytest.ExitCode.TESTS_FAILED if fails else pytest.ExitCode.OK)
+
+
+def test_subject_of_installed_backend_replaces_it():
+    [installed] = [it.descriptor for it in load_catalogue().registrations if it.descriptor.name == "half-empty"]
+    DescriptorTests().test_its_name_gives_it(Subject.of(attrs.evolve(installed, summary="changed since it was installed")))
 
 
 # -- file layers, copies, threads ---------------------------------------------------------------------------------------------

@@ -37,10 +37,10 @@ class Subject:
 
     @classmethod
     def of(cls, descriptor: Descriptor, **options: object) -> Subject:
-        """Make a subject of a descriptor that no installed distribution registers."""
+        """Make a subject of a descriptor. An installed distribution may register the same backend: this one replaces it."""
         kind, installed = kind_of(descriptor), load_catalogue()
-        mine = Registration(kind, descriptor, _UNREGISTERED)
-        catalogue = attrs.evolve(installed, registrations=(*installed.registrations, mine))
+        others = [it for it in installed.registrations if it.descriptor.factory != descriptor.factory]
+        catalogue = attrs.evolve(installed, registrations=(*others, Registration(kind, descriptor, _UNREGISTERED)))
         return cls(kind=kind, name=descriptor.name, catalogue=catalogue, descriptor=descriptor, options=options)
 
     @classmethod
