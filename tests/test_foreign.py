@@ -13,6 +13,7 @@ import test_compaction_crash
 import test_model
 from foreign_ledger import key_of, ledger, message_id
 from msgstore.contract import Combine
+from msgstore.testing import Subject, stores
 from support import FOREIGN_CELLS, Cell, collect, command, needs_foreign, open_with
 
 pytestmark = needs_foreign
@@ -49,6 +50,18 @@ def test_a_store_is_a_dictionary_that_survives(foreign, examples):
 def test_a_compaction_that_is_stopped_anywhere_loses_nothing(foreign, durability, sample, tmp_path):
     counts = test_compaction_crash.ours(tmp_path / "start", foreign)
     assert test_compaction_crash.stop_everywhere(tmp_path, foreign, counts, durability, sample) > 20
+
+
+def test_kit_compacts_large_headers_in_place(monkeypatch):
+    """The segments of its stores are small, and the header of a ledger has 4 KiB."""
+    ledger = next(subject for subject in Subject.registered_by("foreign-backends") if subject.kind == "format")
+    form = ledger.descriptor.load_factory()
+    filled, fill = [], form.fill_gap
+    monkeypatch.setattr(form, "fill_gap", lambda *args: filled.extend(args[-1]) or fill(*args))
+    machine = stores._Machine(ledger)
+    machine.live(erase=False)
+    machine.end()
+    assert filled
 
 
 # -- ledgers that somebody else wrote ---------------------------------------------------------------------------------------

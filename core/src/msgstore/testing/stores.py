@@ -24,6 +24,7 @@ from msgstore.plugins.catalogue import Catalogue
 from msgstore.testing.faults import RecordingFiles, StoppingFiles, UnsyncedFiles, copy_of, crash_points, stopped
 from msgstore.testing.plugin import KitTests
 from msgstore.testing.probes import tried
+from msgstore.testing.segments import made
 from msgstore.testing.subjects import Subject
 
 IDS = [bytes([n]) * 16 for n in range(1, 25)]
@@ -62,6 +63,8 @@ class StoreFactory:
             selected |= {"format": {"use": subject.descriptor.format, "records": bound}, "record": subject.name}
         elif subject.descriptor is not None:
             selected[subject.kind] = {"use": subject.name, **subject.options}
+        if subject.kind == "format" and "file_size_limit" in keys:
+            keys["file_size_limit"] += len(made(subject).header)
         catalogue = attrs.evolve(subject.catalogue, observers=subject.observers)
         return open_with(self.path, catalogue, files or UnsyncedFiles(), **selected | keys)
 
