@@ -81,7 +81,7 @@ class Watch:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
-    names = [*sorted(suite.ORIGINALS), *(mutant.name for mutant in MUTANTS)]
+    names = [*sorted({mutant.original.name for mutant in MUTANTS}), *(mutant.name for mutant in MUTANTS)]
     parser.add_argument(
         "names",
         nargs="*",

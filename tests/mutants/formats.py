@@ -7,6 +7,8 @@ from array import array  # noqa: F401 - the tables use it
 
 import attrs  # noqa: F401
 
+from foreign_backends import plugin as foreign
+from foreign_backends.ledger import CRC, LedgerFormat, measure
 from msgstore.contract import Columns, GapFill
 from msgstore_format_v1 import plugin as v1
 from msgstore_format_v1.format import SegmentFormatV1
@@ -77,6 +79,8 @@ encode-takes-the-ids: encode empties the list of ids that it is given
     encode > (_, isinstance(ids, list) and ids.clear())[0]
 max-body-too-high: max_body is more than a record can hold
     encode: ids, bodies) => ids, [body[: 2**20] for body in bodies])
+max-body-fills-the-size: max_body is what the size field holds, and leaves no room for what a record has beside the body
+    __init__ > self.__dict__.update(max_body=2**32 - 1)
 shares-a-buffer: all threads share one buffer
     encode > into_a_buffer(self, ids, bodies, old)
 dropped-hole: holes are not reported
@@ -150,4 +154,26 @@ frames-differ-v1: it claims FRAMED, and writes a byte in front of a body of more
     encode > old(ids, [b"\0" * (len(body) > 64) + body for body in bodies])
     decode > _[len(record) > 25 + 64 :]
     body_span > (_[0] + (size > 25 + 64), _[1])
+""")  # fmt: skip
+
+
+def rewritten(record):
+    _, at, key, _ = measure(record, 0, len(record))
+    (encoded, _) = LedgerFormat.encode(None, [record[at : at + key]], [b"\0" + record[at + key + 1 : -CRC]])
+    return encoded
+
+
+add_mutants(foreign.msgstore_segment_formats()[0], LedgerFormat, r"""
+decode-unchecked: a scan ends at a record with a wrong checksum, and a read returns it
+    _scan_elements: scan.damage.append(Damage(offset, size, "checksum_mismatch")) => return scan.ended("corrupt", offset, "no")
+    decode: if not is_intact(record, 0, size): => if False:
+gap-rewrites-records: a record that is moved into a gap is written anew, without what it has beside id and body
+    encode > old(ids, [b"\1" + body for body in bodies])
+    decode > _[1:]
+    body_span > (_[0] + 1, _[1])
+    _scan_elements: data[at + key : offset + size - CRC] => data[at + key + 1 : offset + size - CRC]
+    fill_gap: run = b"".join(records) => run = b"".join(rewritten(record) for record in records)
+length-wraps: a length of more than 4 GiB loses its upper bits
+    max_body = 2**32
+    encode: head(RECORD, ID, length) => head(RECORD, ID, length % 2**32)
 """)  # fmt: skip

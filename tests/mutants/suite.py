@@ -1,4 +1,4 @@
-"""The kit's classes for every mutant, and for every backend that one was made of. Run by ``python -m mutants`` only."""
+"""The kit's classes for each mutant, and each original that no distribution registers. Run by ``python -m mutants`` only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import pytest
 
 import mutants.backends
 import mutants.formats  # noqa: F401 - the two add to MUTANTS
+from msgstore.plugins.catalogue import load_catalogue
 from msgstore.testing import BodyCodecTests, GcPolicyTests, IndexTests, RecordTypeTests, SegmentFormatTests, Subject
 from mutants import MUTANTS
 
-ORIGINALS = {mutant.original.name: mutant.original for mutant in MUTANTS}
-_subjects = {m.original.name: Subject.of(m.original, **m.options) for m in MUTANTS}
+_registered = [it.descriptor for it in load_catalogue().registrations]
+ORIGINALS = {m.original.name: m for m in MUTANTS if m.options or m.original not in _registered}
+"""The others are tested as a part of their distributions."""
+_subjects = {name: Subject.of(m.original, **m.options) for name, m in ORIGINALS.items()}
 _subjects |= {m.name: Subject.of(m.descriptor, **m.options) for m in MUTANTS}
 
 for _kit in (SegmentFormatTests, RecordTypeTests, IndexTests, GcPolicyTests, BodyCodecTests):

@@ -246,6 +246,8 @@ class Compacted:
         for at, _, moved in self.gaps:
             for record in moved:
                 assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
+                is_same = state[at : at + record.size] == self.data[record.offset : record.end]
+                assert is_same, f"{record.msg_id.hex()} has other bytes at {at}: records are moved as they are"
                 at += record.size
             for end in (at, len(state)):
                 assert self.form.scan(state[:end]).end == ScanEnd("clean", end), f"with {end} bytes, the segment is not clean"
