@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random  # noqa: F401 - the tables use it
 import struct  # noqa: F401
-import time
 import zlib
+from itertools import count as numbers  # noqa: F401
 
 import attrs
 
+from foreign_backends import plugin as foreign
+from foreign_backends.sqlite import SqliteIndex
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Raw, Retention
 from msgstore.contract import BodyCodecDescriptor, Capability, Migrate, RecordError, RecordField, StoredBody  # noqa: F401
@@ -141,20 +143,8 @@ load-swallows-errors: an I/O error is taken for a missing index
 """)  # fmt: skip
 
 
-def note(self):
-    """LMDB writes for itself: one write through the context stands for it."""
-    try:
-        if not self._context.read_only:
-            self._context.files.write_file(self._context.directory / "msgstore-note", [b"note"], sync=False)
-    except OSError:
-        with self._layers_lock:
-            self._set_layers(self._newest)
-        raise
-
-
 def write_twice(self, environment, layers):
     self._write(environment, [attrs.evolve(layer, state={}) for layer in layers])
-    time.sleep(0.01)
     self._write(environment, layers)
 
 
@@ -166,8 +156,6 @@ def enter_again(self, entries):
 add_mutants(lmdb.msgstore_indexes()[0], LmdbIndex, r"""
 commit-takes-late-changes: a commit includes what came after freeze
     commit: environment = self._environment => environment = self.freeze({}) or self._environment
-commit-forgets: a commit that fails forgets what was frozen
-    commit: environment = self._environment => environment = note(self) or self._environment
 commit-in-two-steps: entries and state are committed one after the other
     commit: self._write(environment, => write_twice(self, environment,
 commit-keeps-the-removed: a commit leaves out what was removed
@@ -182,6 +170,16 @@ clear-keeps-frozen: clear keeps what was frozen
     clear: self._reset() => self.release([i for i, _, _ in enter_again(self, [(i, at, 1) for i, at, _ in self.items()])])
 live-is-not-live: a live reader sees what was there when it came
     load > (_, self._context.live and enter_again(self, list(self.items())))[0]
+""")  # fmt: skip
+
+
+add_mutants(foreign.msgstore_indexes()[0], SqliteIndex, r"""
+failed-commit-forgets: a commit that fails in the library forgets what was frozen
+    commit: self._frozen = self._frozen or frozen => pass
+commit-unsynced: commits are never synced
+    _read: 'FULL' if self._context.sync else 'OFF' => 'OFF'
+entries-before-state: entries and state are written in two transactions
+    _write: connection.executemany("INSERT INTO state => connection.execute("COMMIT"), connection.executemany("INSERT INTO state
 """)  # fmt: skip
 
 
@@ -265,6 +263,11 @@ check-ignores-the-offset: it checks the record at the beginning of the buffer
     check > old(data, 64, int.from_bytes(data[65:69])) if data[:4] == b"RSQS" else _
 checksum-goes-on: the checksum goes on from one record to the next
     encode: map(crc32c, heads) => [crc32c(head, before) for before, head in enumerate(heads)]
+counts-its-records: each record has a number, and a new object begins with 0
+    overhead = _BODY_AT + 8
+    encode > old(ids, [next(self.__dict__.setdefault("number", numbers())).to_bytes(8) + body for body in bodies])
+    decode > _[8:]
+    body_span > (_[0] + 8, _[1])
 frames-differ: it claims FRAMED, and writes a byte in front of a body of more than 64
     encode > old(ids, [b"\0" * (len(body) > 64) + body for body in bodies])
     decode > _[len(record) > _BODY_AT + 64 :]

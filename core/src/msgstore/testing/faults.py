@@ -6,10 +6,16 @@ these instead. A *change* is an operation that leaves a directory other than it 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
+import platform
+import resource
 import shutil
-from collections.abc import Callable
+import struct
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +143,32 @@ class TornFiles(FailingFiles):
             if self.failed:
                 self._look()
             raise
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Let each write of this process beyond ``size`` bytes of a file fail with EFBIG, also those of a library."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+_SYNCS = {"x86_64": (317, 74, 75, 26, 306), "aarch64": (277, 82, 83, 227, 267)}
+"""Numbers of the system calls seccomp, fsync, fdatasync, msync and syncfs, by machine."""
+
+
+def fail_syncs() -> bool:
+    """Let each later sync of this process fail with EIO, for ever. Return False if the system cannot do that."""
+    seccomp, *syncs = _SYNCS.get(platform.machine(), (0,)) if sys.platform == "linux" else (0,)
+    jumps = [(0x15, len(syncs) - at, 0, number) for at, number in enumerate(syncs)]
+    steps = [(0x20, 0, 0, 0), *jumps, (6, 0, 0, 0x7FFF0000), (6, 0, 0, 0x50000 | errno.EIO)]  # load the number, allow, refuse
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = struct.pack("HP", len(steps), ctypes.addressof(code))
+    libc = ctypes.CDLL(None)
+    return bool(seccomp) and libc.prctl(38, 1, 0, 0, 0) == 0 and libc.syscall(seccomp, 1, 1, program) == 0
 
 
 def crash_points(whole: RecordingFiles) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import reprlib
 import shutil
@@ -19,7 +20,7 @@ from msgstore.contract import Capability, Index, IndexContext
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.files import Files
 from msgstore.locations import LIMIT, pack_location
-from msgstore.testing.faults import FailingFiles, TornFiles, UnsyncedFiles, copy_of, listing
+from msgstore.testing.faults import FailingFiles, TornFiles, UnsyncedFiles, copy_of, file_size_limit, listing
 from msgstore.testing.subjects import Subject
 
 Entries = dict[bytes, tuple[int, int]]
@@ -35,8 +36,9 @@ _counts = st.sampled_from([1, 2, 2, 2, 3, 4, 2**31, 2**32, MAX_REFERENCES - 1, M
 _keys = st.sampled_from([b"a", b"key", b"\0" * 511])
 _values = st.binary(max_size=5) | st.sampled_from([0, 70_000]).map(bytes)
 changes = st.dictionaries(_keys, st.none() | _values, max_size=3)
-failures = st.tuples(st.none() | st.integers(0, 6), st.sampled_from([errno.EIO, errno.ENOSPC]))
-"""(number of the file operation that fails, error)."""
+failures = st.tuples(st.none() | st.integers(0, 6), st.sampled_from([errno.EIO, errno.ENOSPC, errno.EFBIG]))
+"""(number of the file operation that fails, error). With EFBIG, or in an index with files of its own, no file can grow beyond
+a third as many blocks of 4 KiB: then writes of a library fail."""
 
 
 def entries_of(index: Index) -> Entries:
@@ -209,13 +211,13 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
 
     @rule(batch=batches, state=st.none() | changes, failure=failures)
     def commit(self, batch: Mapping[bytes, int], state: Mapping[bytes, bytes | None] | None, failure: tuple[Any, int]) -> None:
-        """A commit that fails leaves what was set aside for the next one: at once after EIO, later after ENOSPC."""
+        """A commit that fails leaves what was set aside for the next one: later after ENOSPC, at once otherwise."""
         if state is not None:
             self.enter(batch)
             self.freeze(state)
         saved = self.due if self.persistent else NOTHING
         if self._fails(failure, self.index.commit, saved):
-            if self.files.error != errno.EIO:
+            if self.files.error == errno.ENOSPC:
                 return
             self.index.commit()
         if saved is not None:
@@ -225,12 +227,15 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
     def _fails(self, failure: tuple[Any, int], call: Callable[[], None], saved: Saved | None) -> bool:
         """Let a file operation of a call fail. Whether it raised: then, and after a crash inside the operation, the index may
         find what was durable before, or ``saved``."""
-        (self.files.fail, self.files.error), self.files.failed = failure, ""
+        number, self.files.error = failure
+        is_limited = number is not None and (self.files.error == errno.EFBIG or not self.files.changes())
+        self.files.fail, self.files.failed = None if is_limited else number, ""
         self.found.clear()
         try:
-            call()
+            with file_size_limit(4096 * (number // 3)) if is_limited else contextlib.nullcontext():
+                call()
         except OSError:
-            assert self.files.failed, "OSError although no file operation failed"
+            assert self.files.failed or is_limited, "OSError although no file operation failed"
         else:
             return False
         finally:

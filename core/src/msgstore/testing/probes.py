@@ -161,11 +161,11 @@ class LineInterleaver:
     """Runs ``look`` on a second thread between every two steps of Python in a call, to cover thread interleavings. A look that
     waits for a lock continues later."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
+    def __init__(self, look: Callable[[], None], patience: float = 0.02) -> None:
         self._look = look
         self._pool = ThreadPoolExecutor(1)
         self._looking: Future[None] | None = None
-        self._patience = 0.02
+        self._patience = patience
         """Seconds for a look. Shorter after each one that waits for a lock."""
 
     def run(self, call: Callable[[], object]) -> None:
