@@ -5,6 +5,7 @@ Those of written segments, which record types have to pass, too, are in :class:`
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -17,13 +18,22 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, SegmentFormat
+from msgstore.contract import Capability, RecordError, SegmentFormat
 from msgstore.testing.faults import SECTOR
 from msgstore.testing.golden import described, golden
 from msgstore.testing.plugin import skip_without
-from msgstore.testing.probes import is_linear, numbered, peak_of, texts, tried, within
+from msgstore.testing.probes import Batch, batches, flipped, is_linear, numbered, peak_of, texts, tried, within
 from msgstore.testing.records import BESIDE, RoundTripTests
-from msgstore.testing.segments import Compacted, check_anything, check_scan, expected, made, salvaged, written
+from msgstore.testing.segments import (
+    Compacted,
+    check_anything,
+    check_scan,
+    check_values,
+    expected,
+    made,
+    salvaged,
+    written,
+)
 from msgstore.testing.subjects import Subject
 
 MULTIPLE = 16
@@ -72,6 +82,21 @@ _sizes = st.integers(0, 60) | st.integers(400, 700)
 
 class SegmentFormatTests(RoundTripTests):
     kinds = ("format",)
+
+    @tried(30)
+    @given(messages=batches(least=1), bit=st.integers(0, 2000))
+    def test_fields_of_records(self, subject: Subject, form: Any, messages: Batch, bit: int) -> None:
+        """A failure means that ``fields`` does not give one value for each of the descriptor's, of its kind or None; or raises
+        for a record, or anything but RecordError for a changed one that a scan still finds."""
+        subject.needs(Capability.FIELDS)
+        data, placed = written(form, messages)
+        for entry in placed:
+            record = data[entry.offset : entry.end]
+            check_values(subject.descriptor.fields, form.fields(record))
+            spoilt = flipped(record, bit % (8 * len(record)))
+            if len(form.scan(form.header + spoilt).records):
+                with contextlib.suppress(RecordError):
+                    check_values(subject.descriptor.fields, form.fields(spoilt))
 
     def test_types_and_a_wrong_header(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that ``types`` is 0, which is no type, for a record of a format that claims TYPED_RECORDS, or another
