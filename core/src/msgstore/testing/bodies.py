@@ -16,7 +16,7 @@ from msgstore.testing.probes import LineInterleaver, damaged_at, is_linear, long
 from msgstore.testing.segments import check_body, check_values
 from msgstore.testing.subjects import Subject
 
-ID = bytes(range(16))
+ID, OTHER = bytes(range(16)), bytes(16)
 LARGE = 2**20
 """Bytes of the largest body."""
 MULTIPLE, BESIDE = 1100, 4 * 2**20
@@ -48,6 +48,8 @@ class BodyCodecTests(KitTests):
         for raw, body in zip(stored, bodies, strict=True):
             check_sound(codec, raw, body)
             check_sound(reader, raw, body)
+            as_new = outcome(codec, OTHER, raw) == outcome(subject.make(subject.made_options), OTHER, raw)
+            assert as_new, "with another id, it reads what a new object does not read: it remembers the last body"
             check_body(encoded(codec, StoredBody(raw)), raw, "encode of a StoredBody")
             if subject.descriptor.fields:
                 check_values(subject.descriptor.fields, codec.fields(raw))
@@ -70,6 +72,13 @@ class BodyCodecTests(KitTests):
             for spoilt in (stored, *(damaged_at(stored, at % len(stored)) if stored else ())):
                 peak = peak_of(partial(check_anything, subject, codec, spoilt))
                 assert peak <= MULTIPLE * len(spoilt) + BESIDE, f"{peak} bytes for {spoilt[:40]!r}"
+
+    def test_deeply_nested_bodies(self, subject: Subject, codec: Any) -> None:
+        """A failure means that a body of many levels, a byte for the kind and a one for the length of each, ends a scan with
+        RecursionError: limit the depth."""
+        for begin in {b"", encoded(codec, b"body")[:1]}:
+            for kind in range(256):
+                check_anything(subject, codec, begin + bytes([kind, 1]) * 2000)
 
     def test_time_is_linear(self, subject: Subject, codec: Any) -> None:
         """A failure means that a large body delays a store by more than its size explains, whole or damaged."""
@@ -107,6 +116,13 @@ def encoded(codec: Any, body: bytes) -> bytes:
     stored = codec.encode(ID, body)
     assert isinstance(stored, bytes), f"encode gives a {type(stored).__name__}, stored bodies are bytes"
     return stored
+
+
+def outcome(codec: Any, msg_id: bytes, stored: bytes) -> object:
+    try:
+        return codec.decode(msg_id, stored)
+    except RecordError as error:
+        return error.reason
 
 
 def check_sound(codec: Any, stored: bytes, body: bytes) -> None:

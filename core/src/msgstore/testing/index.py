@@ -133,6 +133,10 @@ class IndexTests(KitTests):
         last = {**frozen[-1][0]}, entries_of(index)
         index.commit()
         assert place.copy().saved() == last, "the next commit does not write what was changed during the one before"
+        index.freeze({ROUND: b"again"})
+        index.freeze({ROUND: None})
+        index.commit()
+        assert ROUND not in place.copy().saved()[0], "a key that was set and then removed before one commit is there again"
         index.close(None)
 
     def test_a_damaged_snapshot_is_refused(self, place: IndexDirectory) -> None:
@@ -146,10 +150,16 @@ class IndexTests(KitTests):
         rng = random.Random(1)
         for path in files:
             whole = path.read_bytes()
-            spots = {*range(min(len(whole), 12)), len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(9))}
+            last = range(max(0, len(whole) - 64), len(whole))
+            spots = {*range(min(len(whole), 12)), *last, *(rng.randrange(len(whole)) for _ in range(9))}
             cases = [whole + b"\0", whole + whole, *(damaged for at in sorted(spots) for damaged in damaged_at(whole, at))]
             for damaged in cases:
                 path.write_bytes(damaged)
+                before = listing(place.directory)
+                reader = place.make(read_only=True)
+                reader.load()
+                reader.close(None)
+                assert listing(place.directory) == before, "read_only: a damaged file is left as it is"
                 index = place.make()
                 found = loaded(index)
                 refused = (found == NOTHING and len(index) == 0) or RESCUED_KEY in found[0]

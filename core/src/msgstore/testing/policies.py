@@ -84,6 +84,9 @@ class GcPolicyTests(KitTests):
         random.seed(len(segments))
         assert plan(policy, tuple(segments)) == first, "the same question has another answer the second time"
         assert plan(subject.make(subject.made_options), segments) == first, "another object answers otherwise"
+        ageless = {s.number for s in segments if s.sealed_at is None}
+        early, late = ({one.number for one in policy.plan(segments, now) if isinstance(one, Drop)} for now in (0.0, NOW))
+        assert not ageless & (late - early), "a segment whose age is unknown is dropped for its age"
         clocks = clocks_of(policy, segments)
         assert not clocks, f"plan asks the clock of the machine: {', '.join(clocks)}; its argument now has the time"
 

@@ -157,9 +157,11 @@ def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
 
 
 def check_spoilt(form: SegmentFormat, data: bytes, placed: Sequence[Placed]) -> SegmentScan:
-    """Scans and reads detect the same damage in records whose type, size and id are intact. Return the scan."""
+    """Scans, with a codec or without, and reads detect the same damage in records whose type, size and id are intact. Return
+    the scan."""
     scan = form.scan(data)
     check_scan(form, data, scan)
+    assert form.scan(data, check_body=lambda *_: True) == scan, "with a codec that finds no damage, a scan finds another"
     damaged = {(spot.offset, spot.size) for spot in scan.damage}
     for record in placed:
         is_damaged = (record.offset, record.size) in damaged
@@ -228,7 +230,10 @@ class Compacted:
         the end the records are in the gaps, too, one behind the other, and the segment can be cut there. Return that."""
         steps: list[list[Write]] = [[], [], []]  # of all gaps together, as a store does them
         for begin, size, moved in self.gaps:
-            fill = self.form.fill_gap(begin, size, [self.data[record.offset : record.end] for record in moved])
+            records = [self.data[record.offset : record.end] for record in moved]
+            given = list(records)
+            fill = self.form.fill_gap(begin, size, given)
+            assert given == records, "fill_gap changes the list that it is given"
             for pieces, writes in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
                 for offset, chunk in writes:
                     inside = begin <= offset and offset + len(chunk) <= begin + size
