@@ -256,7 +256,7 @@ def test_third_party_segments_are_remembered_until_gone(path: Path) -> None:
     """What a directory says of formats is said for as long as there are segments of them."""
     told = r"0\.ledger: no installed format reads \*\.ledger: .* the distribution 'foreign-backends' provides it"
     for keys in ({}, {"format": "v1", "index": "lmdb"}):
-        msgstore.open_store(path).close()
+        msgstore.open_store(path, index="ets", format="v2").close()
         with unchanged(path, but=LOCK), pytest.raises(msgstore.PluginError, match=told):
             open_without("ledger", path, **keys)
         for report in (
@@ -265,7 +265,7 @@ def test_third_party_segments_are_remembered_until_gone(path: Path) -> None:
         ):
             assert "unreadable: no installed format reads *.ledger" in [span.reason for span in report.damage]
     (path / "7.csv").write_text("of no format, and ignored")
-    with msgstore.open_store(path) as store, store.client() as client:
+    with msgstore.open_store(path, format="v2") as store, store.client() as client:
         assert client.read(ID) == b"kept"
         client.write(OTHER, b"of v2")
         store.flush()

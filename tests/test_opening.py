@@ -20,7 +20,9 @@ import pytest
 
 import msgstore
 from crash.files import FaultyFiles, every_fault
+from msgstore.directory import known_settings
 from msgstore.engine.open.recovery_plan import Recovery
+from msgstore.files import Files
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, copy_of, listing
 from support import command, failing, filled, flip, json_of, needs_erlang, open_with, unchanged
 from support import counts as references_of
@@ -432,3 +434,20 @@ def test_plain_file_in_the_way_is_refused(tmp_path):
         with pytest.raises(msgstore.StoreError, match=str(path)):
             open_with(path)
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_store_opens_again_with_its_backends(tmp_path):
+    """Of the keys that are left out, those that say which backends are as the last opening had them."""
+    with msgstore.open_store(tmp_path, index="lmdb", format="v2", record="checksum") as store, store.client() as client:
+        client.write(b"a" * 16, b"body")
+    with msgstore.open_store(tmp_path, mode="r") as store, store.client() as client:
+        assert client.read(b"a" * 16) == b"body"
+    msgstore.open_store(tmp_path).close()
+    assert known_settings(Files(), tmp_path).index == "lmdb"
+    assert known_settings(Files(), tmp_path).record == "checksum"
+    with msgstore.open_store(tmp_path, index="ets", format="v2") as store, store.client() as client:
+        client.write(b"b" * 16, b"another")
+        store.flush()
+        assert store.stats().messages == 2
+    settings = known_settings(Files(), tmp_path)
+    assert (settings.index, settings.record) == ("ets", "message")

@@ -78,7 +78,7 @@ class Machine:
         self.site = path / "site-packages"
         self._monkeypatch = monkeypatch
         self._stack = contextlib.ExitStack()
-        self._hidden = {"foreign-backends", "acme-audit-record", "acme-aes-body", "acme-zstd-body"}
+        self._hidden = {"foreign-backends", "acme-audit-record", "acme-aes-body", "acme-zstd-body", "acme-stamped-format"}
         """Strangers of tests and examples: the page is of a machine that does not have them."""
         self._hide()
 

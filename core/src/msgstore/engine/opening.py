@@ -7,7 +7,7 @@ other, and follows the next one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -45,9 +45,9 @@ def open_store(
     progress: RecoveryProgress | None = None,
     **keys: Any,
 ) -> Store:
-    """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration. A key
-    that is left out has its default, also if the last opening named another value; only ``body`` is then what the directory
-    remembers.
+    """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration. Of
+    those that are left out, ``index``, ``format`` and ``body`` are what the last opening had, with ``format`` also ``record``;
+    the others have their defaults. A configuration file names what differs from the defaults.
 
     A directory that a broker wrote is opened for writing with ``adopt=True`` only: see :class:`NotAdopted`.
 
@@ -65,6 +65,8 @@ def open_store(
     Raises ConfigError, PluginError, StoreLocked, StoreMismatch, NotAdopted, StoreError.
     """
     config = store_config({"path": path, **keys}, "open_store()", Path())
+    with suppress(OSError, StoreError):  # the opening itself says what is wrong with the directory
+        config = _remembered(config, keys)
     return open_configured(config, load_catalogue(), mode=mode, refcounts=refcounts, progress=progress)
 
 
@@ -102,12 +104,19 @@ def load_config(path: str | Path) -> Stores:
 def remembered_config(directory: Path) -> StoreConfig:
     """With the backends of a directory's last opening, else the defaults. Raises StoreError if ``msgstore.json`` cannot be
     used."""
-    config = store_config({"path": directory}, str(directory), Path())
-    remembered = known_settings(Files(), directory, warns=False)
-    if remembered is None:
+    return _remembered(store_config({"path": directory}, str(directory), Path()), ())
+
+
+def _remembered(config: StoreConfig, named: Container[str]) -> StoreConfig:
+    """Return the configuration with the backends of the last opening, except for those that are ``named``."""
+    last = known_settings(Files(), config.path, warns=False)
+    if last is None:
         return config
-    index, form, body = Backend(remembered.index), Backend(remembered.format), Backend(remembered.body, named=False)
-    return attrs.evolve(config, index=index, format=form, record=remembered.record, body=body)
+    found = {"index": Backend(last.index), "format": Backend(last.format), "body": Backend(last.body, named=False)}
+    changes: dict[str, Any] = {name: backend for name, backend in found.items() if name not in named}
+    if "format" not in named and "record" not in named:
+        changes["record"] = last.record
+    return attrs.evolve(config, **changes)
 
 
 def open_configured(
