@@ -8,7 +8,9 @@ import pytest
 from click.testing import Result
 
 import msgstore
-from support import command, counts, counts_file, filled, id_of
+from msgstore.directory import known_settings
+from msgstore.files import Files
+from support import DATA, command, counts, counts_file, filled, id_of, needs_erlang
 
 
 def make(path: Path, index: str, *, killed: bool = False) -> dict[bytes, int]:
@@ -89,3 +91,14 @@ def test_the_record_types_of_a_directory_or_a_configuration(record: str, forgets
     for number, source in enumerate([["a", "--config", config], *([] if forgets else [[tmp_path / "in"]])]):
         result = migrate(source[0], tmp_path / f"{number}", *source[1:])
         assert (result.exit_code, counts_of(tmp_path / f"{number}")) == (0, {id_of(1): 1}), result.output
+
+
+@needs_erlang
+@pytest.mark.parametrize("source", ["v1_clean", "mixed_upgrade"])
+def test_copy_of_brokers_directory_has_its_codec(source: str, tmp_path: Path) -> None:
+    """As an adoption would: clients read bodies, not terms."""
+    result = migrate(DATA / "msg-store" / source / "store", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    settings = known_settings(Files(), tmp_path / "out")
+    assert settings is not None
+    assert settings.body == "erlang"

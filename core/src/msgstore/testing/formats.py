@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, RecordError, SegmentFormat
+from msgstore.contract import BoundRecord, Capability, FormatContext, RecordError, SegmentFormat
 from msgstore.testing.faults import SECTOR
 from msgstore.testing.golden import described, golden
 from msgstore.testing.plugin import skip_without
@@ -109,10 +110,16 @@ class SegmentFormatTests(RoundTripTests):
 
     def test_types_and_a_wrong_header(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that ``types`` is 0, which is no type, for a record of a format that claims TYPED_RECORDS, or another
-        value for a format that does not. Or that a scan calls the header of another format ``ok``."""
+        value for a format that does not; or that ``max_body`` does not depend on the record type of new messages. Or that a
+        scan calls the header of another format ``ok``."""
         data, _ = written(form, numbered(5, b"body"))
         (kind,) = set(form.scan(data).records.types)
         assert (kind != 0) == subject.has(Capability.TYPED_RECORDS), f"the type is {kind}"
+        if kind:
+            records = (BoundRecord("wide", 200, SimpleNamespace(overhead=1000)),)
+            wide = subject.make(FormatContext(subject.made_options, records, "wide"))
+            least = len(form.encode([bytes(16)], [b""])[0])
+            assert wide.max_body <= form.max_body + least - 1000, "max_body is not less with records that take more"
         if form.header:
             wrong = bytes(byte ^ 0xFF for byte in form.header) + data[len(form.header) :]
             check_scan(form, wrong, form.scan(wrong))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+from collections import Counter
+from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 
 import attrs
@@ -19,7 +21,9 @@ from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.store import Store
 from msgstore.files import Files
+from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.output.staging_directory import StagingDirectory, check_destination
+from msgstore.jobs.reading.segment_check import UnreadableSegmentError, opening
 from msgstore.jobs.reports import SpanReport, sums
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import scan_file
@@ -112,7 +116,8 @@ def migrate(
 
     In place, each segment of another format is rewritten and then deleted, and new messages are written in FORMAT from then
     on. With DEST, the store is only read, by the chosen runner, and every message with a reference is copied with its count. If
-    such a message is missing or damaged, or the store has lost its counts, the command fails without creating DEST.
+    such a message is missing or damaged, or the store has lost its counts, the command fails without creating DEST. Bodies are
+    copied as they are stored; DEST remembers their codec, also that of a broker.
 
     \b
     Examples:
@@ -141,7 +146,7 @@ def _copy(
     target: options.StoreTarget, destination: Path, to_format: str, runner: options.RunnerOptions, out: output.Output
 ) -> None:
     """Copy the store to DEST with a salvage job that fails unless every counted message is copied."""
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         counts = target.refcounts_file
         if counts is None and (has_settings(target.path) or (target.path / SAVED_COUNTS).exists()):
             check_destination(destination, [target.path])
@@ -155,12 +160,27 @@ def _copy(
             destination,
             index=target.config.index.name,
             format=to_format,
-            body=target.config.body if target.config.body.named else None,
+            body=target.config.body if target.config.body.named else _brokers_codec(target),
             records=target.backends().settings.records,
             counts=counts,
             complete=True,
         )
         run_salvage(job, target.catalogue, runner, out, "migrating")
+
+
+def _brokers_codec(target: options.StoreTarget) -> Backend | None:
+    """Return the codec of most of the first bodies in a broker's directory, as an adoption would; None for a store."""
+    if has_settings(target.path):
+        return None
+    found = find_inputs(target.catalogue, [target.path]).inputs[:1]
+    names: Counter[str | None] = Counter()
+    for first in found:
+        with suppress(UnreadableSegmentError), opening(first) as (form, data):
+            for _, offset, size, _ in islice(form.scan(data).records.rows(), 100):
+                begin, end = form.format.body_span(data, offset, size)
+                names[target.catalogue.known_codec(bytes(data[begin:end][:2]))] += 1
+    name = names.most_common(1)[0][0] if names else None
+    return None if name is None else Backend(name)
 
 
 def _write_counts(target: options.StoreTarget, file: Path) -> None:
