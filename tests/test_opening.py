@@ -219,6 +219,41 @@ def test_replaced_segment_comes_back_with_saved_counts(path, kind):
     assert reopened(path, kind)[0].keys() == COUNTS.keys() - {IDS[0]}
 
 
+def killed(path: Path, ids: list[bytes], body: bytes, removed: int = 0) -> Path:
+    store = open_with(path, index="lmdb", sync_interval="1h", gc_interval=0)
+    client = store.client()
+    client.write_many((msg_id, body) for msg_id in ids)
+    store.flush()
+    client.remove(ids[:removed])
+    store.flush()
+    store.abandon()
+    return path / "0.sqs"
+
+
+@pytest.mark.parametrize("more", [0, 2], ids=["same size", "longer"])
+def test_replaced_current_segment_is_reported(tmp_path, more, caplog):
+    """Of a killed store, which otherwise reads only the tail of that segment."""
+    current = killed(tmp_path / "store", IDS[:6], b"body")
+    shutil.copy(killed(tmp_path / "other", [*OTHERS, *IDS[6 : 8 + more]], b"body"), current)
+    with open_with(current.parent, index="lmdb") as store:
+        recovery = store.stats().recovery
+    assert (recovery.how, recovery.missing, recovery.entered) == ("reconciled", 6, 6 + more)
+    assert "0.sqs was replaced" in warnings(caplog)
+    assert "0.sqs: is not the file that it was; the index has 6 live messages in it" in warnings(caplog)
+
+
+@pytest.mark.parametrize("damage", ["none", "torn", "corrupt"])
+def test_current_segment_with_late_records_is_trusted(tmp_path, damage):
+    """Also if its first live record comes late, if a write was cut off, or if the first record is damaged."""
+    current = killed(tmp_path, IDS, bytes(10_000), removed=11)
+    if damage == "torn":
+        current.write_bytes(current.read_bytes() + b"x")
+    elif damage == "corrupt":
+        flip(current, 64, 1)
+    with open_with(tmp_path, index="lmdb") as store:
+        assert (store.stats().recovery.how, store.read(IDS[11])) == ("tail", bytes(10_000))
+
+
 def test_damaged_snapshot_keeps_other_counts(made, tmp_path, caplog):
     path = copy_of(made["ets"], tmp_path / "store")
     data = flip(path / "msgstore-ets.snapshot", 41, 1)  # in the first id

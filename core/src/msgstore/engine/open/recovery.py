@@ -13,7 +13,7 @@ from itertools import compress, islice, repeat
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import RESCUED_KEY, Columns, Index, IndexContext, PluginError, SegmentScan, StoreMismatch
+from msgstore.contract import RESCUED_KEY, Buffer, Columns, Index, IndexContext, PluginError, SegmentScan, StoreMismatch
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import of_index
 from msgstore.engine.open.broker import read_broker_counts
@@ -27,6 +27,7 @@ log = logging.getLogger("msgstore.recovery")
 
 _BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
+_HEAD_BYTES = 2**16
 
 
 def recover_index(
@@ -47,7 +48,7 @@ def recover_index(
         state = _take_over(run, last_index, config, catalogue)
     plan = compare_with_index(state, segments, run.shutdown_files)
     recovery.lost = list(plan.lost)
-    refusal = plan.refusal or _refute(run, plan.verify)
+    refusal = plan.refusal or _refute(run, plan.verify) or _find_replaced(run, plan.tails)
     if refusal is None and not plan.lost:
         if plan.tails and recovery.how == "trust":
             recovery.how = "tail"
@@ -121,6 +122,30 @@ def _refute(run: RecoveryRun, changed: Iterable[Segment]) -> str | None:
         if found != segment.live_count and not segment.quarantined:
             return f"{segment.path.name} was changed, and does not hold what the index has in it"
     return None
+
+
+def _find_replaced(run: RecoveryRun, tails: Iterable[tuple[Segment, int]]) -> str | None:
+    """Return which segment whose tail is to be scanned is another file, or None. Such a file is whole up to the indexed size,
+    and has no record of the index. Usually the first ``_HEAD_BYTES`` show one, and only they are read."""
+    files = run.segments.files
+    for segment, size in tails:
+        if segment.live_count:
+            with run.segments.errors(segment), files.closing(files.open_read(segment.path)) as fd:
+                has_any, _ = _compare(run, segment, files.pread(fd, _HEAD_BYTES, 0))
+            if not has_any:
+                with run.segments.errors(segment), files.view(segment.path) as data:
+                    has_any, end = _compare(run, segment, data)
+                if not has_any and end >= size:
+                    return f"{segment.path.name} was replaced, and holds nothing of what the index has in it"
+    return None
+
+
+def _compare(run: RecoveryRun, segment: Segment, data: Buffer) -> tuple[bool, int]:
+    """Return whether a record of ``data`` is in the index at its place, and the offset at which whole records end."""
+    scan = segment.form.scan(data)
+    newest_first = reversed(list(places(scan)))  # in a queue the live ones are the newest
+    has_any = any(run.index.get(i) == pack_location(segment.number, at, size) for i, at, size in newest_first)
+    return has_any, min([scan.end.offset, *(damage.offset for damage in scan.damage)])
 
 
 def _scan_tail(run: RecoveryRun, segment: Segment, start: int) -> None:
