@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -218,6 +219,24 @@ def test_pipe_in_place_of_file_is_refused(tmp_path: Path, name: str) -> None:
     os.mkfifo(path / name)
     with pytest.raises(OSError, match=f"{name}.* is a pipe, a socket or a device; remove it|is a pipe.*{name}"):
         make(tmp_path).load()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="LMDB creates the file sparse there")
+@pytest.mark.parametrize("context", [{}, LIVE], ids=["writer", "live"])
+def test_lock_file_without_room_is_refused(tmp_path: Path, context: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMDB maps it: a page of it without room on the disk would end the process."""
+    lock = fill(tmp_path, 10, {}).with_name("lock.mdb")
+    lock.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        with pytest.raises(OSError, match=r"No space left on device.*lock.mdb"):
+            make(tmp_path, **context).load()
+    assert lock.stat().st_size == 0
+    index = opened(tmp_path, {}, **context)
+    assert len(index) == 10
+    status = lock.stat()
+    assert status.st_blocks * 512 >= status.st_size == 128 + 64 * 1024, "not sparse"
+    index.close(None)
 
 
 def test_reader_that_cannot_be_registered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ DATA, LOCK = "data.mdb", "lock.mdb"
 LAYOUT_KEY, LAYOUT = b"msgstore-lmdb", b"1"
 MAX_READERS = 1024
 """Maximum number of concurrent read transactions, 64 bytes each in ``lock.mdb``. The process that creates this file sets it."""
+_LOCK_BYTES = 128 + 64 * MAX_READERS
 _BATCH = 8192
 
 
@@ -122,6 +124,25 @@ def refuse_special_files(path: Path) -> None:
             raise OSError(errno.ELOOP, "is a symbolic link; replace it with its target, or remove it", str(name))
         if name.exists() and not (name.is_file() or name.is_dir()):
             raise OSError(errno.EINVAL, "is a pipe, a socket or a device; remove it", str(name))
+
+
+def reserve_lock_file(path: Path) -> None:
+    """Create ``lock.mdb`` with room for all readers, if it is missing or empty. Raises OSError on a full disk.
+
+    LMDB creates it sparse and writes it through a map: a page without room on the disk would end the process (SIGBUS). A file
+    with content is not opened: closing it would release the locks that LMDB has on it in this process.
+    """
+    lock = path / LOCK
+    if not hasattr(os, "posix_fallocate") or not path.is_dir() or (lock.exists() and lock.stat().st_size):
+        return
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        os.posix_fallocate(fd, 0, _LOCK_BYTES)
+    except OSError as error:
+        os.ftruncate(fd, 0)
+        raise OSError(error.errno, error.strerror, str(lock)) from error
+    finally:
+        os.close(fd)
 
 
 def check_exists(path: Path) -> None:

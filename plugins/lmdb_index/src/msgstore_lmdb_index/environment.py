@@ -26,6 +26,7 @@ from msgstore_lmdb_index.contents import (
     ErrorTranslator,
     check_exists,
     refuse_special_files,
+    reserve_lock_file,
     short_switch_interval,
 )
 
@@ -76,6 +77,10 @@ class Environment:
     def _open(self, *, create: bool) -> None:
         if not create:  # LMDB creates a missing file even with create=False
             check_exists(self._path)
+        elif not os.path.lexists(self._path):
+            self._path.mkdir()
+        if not self._read_only:
+            reserve_lock_file(self._path)
         with self._errors.translated():
             self._env = lmdb.Environment(
                 str(self._path), map_size=self._map_size, max_dbs=2, max_spare_txns=1, readonly=self._read_only,

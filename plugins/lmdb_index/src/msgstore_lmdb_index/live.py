@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-from msgstore_lmdb_index.contents import DATA, LOCK, Contents, ErrorTranslator, check_exists, refuse_special_files
+from msgstore_lmdb_index.contents import (
+    DATA,
+    LOCK,
+    Contents,
+    ErrorTranslator,
+    check_exists,
+    refuse_special_files,
+    reserve_lock_file,
+)
 
 if TYPE_CHECKING:
     from msgstore_lmdb_index.contents import Transaction
@@ -77,6 +85,7 @@ class LiveEnvironment:
         # Without write access, as on a read-only file system, LMDB would silently read without registering.
         if not os.access(lock if lock.exists() else self._path, os.W_OK):
             raise PermissionError(errno.EACCES, "cannot be written, but readers must be registered there", str(lock))
+        reserve_lock_file(self._path)
         opened_file = self._current_file()
         self._env = lmdb.Environment(str(self._path), max_dbs=2, max_spare_txns=1, readonly=True, create=False, map_size=0)
         self._contents = Contents.open(self._env, self._path, self._errors, create=False)
