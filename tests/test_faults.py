@@ -128,6 +128,32 @@ def test_command_syncs_what_it_changes(tmp_path, monkeypatch):
     assert (tmp_path / "0.sqs").stat().st_ino in synced
 
 
+class FullUntilDeleted(FullDisk):
+    def unlink(self, path):
+        super().unlink(path)
+        self.full &= path.stem != "0"
+
+
+def test_removals_free_a_full_disk(cell, tmp_path):
+    """Though writes that came before them wait for room."""
+    files, confirmed = FullUntilDeleted(), []
+    store = open_with(tmp_path, files, **cell.keys, sync_interval="1h", gc_interval=0)
+    client = store.client(on_confirm=confirmed.extend)
+    client.write_many([(KEPT, b"1"), (REMOVED, b"2")])
+    store.roll()
+    client.write(LATER, b"3")
+    files.full = True
+    client.remove([REMOVED])
+    with pytest.raises(msgstore.StoreIOError, match="No space left"):
+        store.flush()
+    client.remove([KEPT])  # the last message of its segment
+    store.flush()
+    assert (confirmed, files.full) == ([KEPT, REMOVED, LATER], False)
+    store.abandon()
+    with open_with(tmp_path, **cell.keys) as store:
+        assert store.read_many([KEPT, REMOVED, LATER]) == {LATER: b"3"}
+
+
 @pytest.mark.parametrize("undone", [True, False], ids=["undone", "not undone"])
 def test_append_failed_halfway_loses_nothing(undone, cell, tmp_path, monkeypatch):
     """And leaves no bytes, if the file can be cut."""
