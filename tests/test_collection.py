@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import time
 from pathlib import Path
 from unittest import mock
@@ -164,6 +165,21 @@ def test_retention_drops_oldest_segments(opened, option, value):
     assert option == "max_age" or 15_000 < stats.bytes_on_disk <= 30_000
     check(store, dict(list(bodies.items())[-stats.messages :]))  # the youngest are left
     assert store.compact() == []
+
+
+def test_retention_ignores_a_clock_set_forward(opened, monkeypatch, caplog):
+    """And one that was set back keeps messages longer."""
+    store, now = opened(gc={"use": "retention", "max_age": "1h"}), time.time()
+    for begin in range(100, 300, 60):
+        fill(store, range(begin, begin + 60))
+    for step in (10 * 86400, -10 * 86400):
+        monkeypatch.setattr(time, "time", lambda step=step: now + step)
+        assert store.compact() == store.compact() == []
+    (warning,) = [one.getMessage() for one in caplog.records if "clock" in one.getMessage()]
+    assert re.search(r"store: the clock was set forward by 8(63|64)\d\d\d s\.", warning)
+    segments = store._segments.by_number
+    segments[min(segments)].sealed_mtime_ns -= (10 * 86400 + 3601) * 10**9
+    assert [one.outcome for one in store.compact()] == ["dropped"]
 
 
 def test_compaction_keeps_the_age_of_segments(store):
