@@ -141,6 +141,27 @@ def test_huge_own_files_are_not_read(made, cell, name, size):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 250 * 1024  # KiB; of a GiB
 
 
+@pytest.mark.parametrize("command_line", ["scan", "ls", "verify", "salvage --runner local", "inventory --runner local"])
+@pytest.mark.parametrize("form", ["v1", "v2"])
+def test_holes_of_sparse_segment_are_skipped(form, command_line, tmp_path):
+    """Read, they would take memory and seconds for each GiB. Records between two holes are found all the same."""
+    segment = filled(tmp_path / "store", TWENTY[:5], index="ets", format=form) / SEGMENT[form]
+    other = filled(tmp_path / "other", TWENTY[5:15], index="ets", format=form) / SEGMENT[form]
+    with segment.open("r+b") as file:
+        file.seek(2**29)
+        file.write(other.read_bytes()[64 * (form == "v2") :])
+        file.truncate(2**30)
+    verb, *options = command_line.split()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = command(verb, segment.parent, *([tmp_path / "new"] if verb == "salvage" else []), *options, code=None)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 250 * 1024  # KiB; of a GiB
+    assert done.exit_code == (form == "v2"), done.output  # where only a hole may follow a hole, zeros are damage
+    assert segment.stat().st_blocks * 512 < 2**20
+    if verb == "salvage":
+        with msgstore.open_store(tmp_path / "new", mode="r") as store:
+            assert store.stats().messages == 15
+
+
 def test_segment_too_large_or_too_high_is_refused(made, cell):
     segment = made["path"] / SEGMENT[cell.format]
     highest = segment.rename(segment.with_stem(str(MAX_NUMBER)))

@@ -15,6 +15,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from msgstore.sparse import SparseMap, next_data
+
 UNFINISHED = ".tmp"
 """Suffix of a file that is still being written. No opening reads it."""
 
@@ -90,6 +92,10 @@ class Files:
         """Return the result of ``identity``, and the number of hard links."""
         status = os.stat(file)  # noqa: PTH116 - also for descriptors
         return (status.st_dev, status.st_ino), status.st_nlink
+
+    def next_stored(self, fd: int, offset: int) -> int:
+        """Return the first offset from ``offset`` on at which the file system has something stored; else the file's size."""
+        return min(next_data(fd, offset), os.fstat(fd).st_size)
 
     def is_deleted(self, fd: int) -> bool:
         """Return True if the file has no name any more. Its space is freed when the last descriptor is closed."""
@@ -220,7 +226,8 @@ class Files:
             if size <= READ_WHOLE:
                 yield self._read_all(fd, size)
             else:
-                with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as mapped:
+                with SparseMap(fd, size, access=mmap.ACCESS_READ) as mapped:
+                    mapped.fd = fd
                     yield mapped
 
     def _read_all(self, fd: int, size: int) -> bytes:

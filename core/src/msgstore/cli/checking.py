@@ -157,12 +157,13 @@ class Checker:
         check.spans.sort(key=lambda span: span.offset)
 
     def _read_throttled(self, path: Path) -> tuple[tuple[int, int], list[DamagedSpan]]:
-        """Read the whole file. Return its size and time before, and the spans that the disk cannot read."""
+        """Read the file, less the holes of a sparse one. Return size and time before, and spans that the disk cannot read."""
         fd = self.files.open_read(path)
         try:
             state = size, _ = self.files.size_and_mtime(fd)
             unreadable = []
-            for offset in range(0, size, CHUNK):
+            offset = self.files.next_stored(fd, 0)
+            while offset < size:
                 length = min(CHUNK, size - offset)
                 try:
                     self.files.pread(fd, length, offset)
@@ -172,6 +173,7 @@ class Checker:
                     unreadable.append(DamagedSpan(path.name, offset, length, "unreadable"))
                 if self.rate:
                     time.sleep(length / self.rate)
+                offset = self.files.next_stored(fd, offset + length)
         finally:
             self.files.close(fd)
         return state, unreadable

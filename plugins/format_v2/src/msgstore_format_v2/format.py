@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from msgstore.contract import (
     BoundRecord,
@@ -17,6 +18,7 @@ from msgstore.contract import (
     RecordType,
     SegmentScan,
 )
+from msgstore.sparse import stored_parts
 from msgstore_format_v2.grammar import (
     HEADER,
     HEADER_SIZE,
@@ -100,7 +102,8 @@ class SegmentFormatV2:
         kinds, first_size_byte = re.escape(bytes(self._types)), re.escape(bytes([min(total >> 24, 255)]))
         candidates = re.compile(b"[%b](?=[\\x00-%b])" % (kinds, first_size_byte), re.DOTALL)
         known = {SMALL_HOLE, *self._smallest}
-        for match in candidates.finditer(data, max(start, HEADER_SIZE)):
+        parts = stored_parts(data, max(start, HEADER_SIZE))
+        for match in chain.from_iterable(candidates.finditer(data, begin, end) for begin, end in parts):
             offset = match.start()
             end = offset + int.from_bytes(data[offset + 1 : offset + HOLE_SIZE], "big")
             # The type byte of the next record excludes most candidates at a lower cost than the walk.

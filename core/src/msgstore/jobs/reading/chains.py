@@ -20,6 +20,8 @@ MIN_CHAIN = 2
 """Records in a row that are enough to pass a wrong end, after a whole chain inside: there may be damage on both sides."""
 MAX_DEPTH = 8
 """Number of times that damage inside damage is searched. Each level is linear in the bytes."""
+_MAX_SEARCHED = 2**28
+"""Bytes of the largest damaged span that is searched for fewer records than a chain has: it is copied into memory."""
 
 Judge = Callable[[bytes, bytes], str | None]
 """Called with the id and the bytes of an intact record. Returns the reason for which it counts as damaged, or None."""
@@ -175,7 +177,7 @@ def _settled(
         span, judged = SegmentSpan(span.offset, span.size, reason=reason), reason == INVALID_BODY
         if not judged:
             return [span]
-    if not span.reason or depth == MAX_DEPTH:
+    if not span.reason or depth == MAX_DEPTH or span.size > _MAX_SEARCHED:
         return [span]
     begin = len(form.header)
     window = form.header + data[span.offset + 1 : span.end]

@@ -24,6 +24,7 @@ from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.formats import scan_checked
 from msgstore.scan.segment import ANOTHER_BODY, conflicting, with_conflicts
+from msgstore.sparse import stored_parts
 
 UNREADABLE = "unreadable"
 """State of a segment that the operating system or a plugin cannot read, and first word of the reason."""
@@ -49,9 +50,18 @@ class SegmentRange:
 
 
 def checksum(data: Buffer, end: int) -> int:
-    """Return the CRC-32 of the bytes before ``end``."""
-    with memoryview(data) as view, view[:end] as stretch:
-        return zlib.crc32(stretch)
+    """Return the CRC-32 of the bytes before ``end``. Of a sparse file, that of the stored parts and of where they begin."""
+    crc = at = 0
+    with memoryview(data) as view:
+        for begin, stop in stored_parts(data, 0):
+            if begin >= end:
+                break
+            if begin > at:
+                crc = zlib.crc32(begin.to_bytes(8), crc)
+            with view[begin : min(stop, end)] as stretch:
+                crc = zlib.crc32(stretch, crc)
+            at = stop
+    return crc
 
 
 @contextmanager
