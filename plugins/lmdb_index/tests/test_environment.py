@@ -141,6 +141,25 @@ def test_damage_met_later_is_set_aside_by_close(tmp_path: Path) -> None:
     opened(tmp_path).close(None)
 
 
+@pytest.mark.parametrize("kind", [0, 1, 4], ids=["none", "branch", "overflow"])
+def test_page_of_wrong_kind_is_reported_when_all_is_read(tmp_path: Path, kind: int) -> None:
+    """LMDB would end the process (SIGABRT) when it goes from the page before to this one."""
+    data = fill(tmp_path)
+    pages = bytearray(data.read_bytes())
+    middle = sorted(ids(0, 3000))[1500]
+    page = pages.index(middle) // 4096
+    while pages[page * 4096 + 10] != 2 or bytes(pages[page * 4096 : page * 4096 + 8]) != page.to_bytes(8, "little"):
+        page = pages.index(middle, (page + 1) * 4096) // 4096  # the id is in a branch, too
+    pages[page * 4096 + 10 : page * 4096 + 12] = kind.to_bytes(2, "little")
+    data.write_bytes(pages)
+    for context in ({"read_only": True}, {}):
+        index = opened(tmp_path, KEY, **context)
+        with pytest.raises(DamagedError, match="database entries has pages of a wrong kind"):
+            index.items()
+        index.close(None)
+    assert names(tmp_path) == [f"{DIRECTORY}.damaged-1"]
+
+
 def test_file_cut_behind_last_page_is_read(tmp_path: Path) -> None:
     data = fill(tmp_path)
     assert data.stat().st_size == MIB  # the whole map: LMDB alone may end its file before its last page

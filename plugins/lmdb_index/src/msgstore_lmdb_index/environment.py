@@ -17,7 +17,6 @@ import lmdb
 
 from msgstore.contract import StoreError
 from msgstore_lmdb_index.contents import (
-    DATA,
     LAYOUT,
     LAYOUT_KEY,
     MAX_READERS,
@@ -29,6 +28,7 @@ from msgstore_lmdb_index.contents import (
     reserve_lock_file,
     short_switch_interval,
 )
+from msgstore_lmdb_index.rescue import DATA
 
 _MINIMUM_MAP = 2**20
 _MAP_STEP = 2**16

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import lmdb
 
 from msgstore_lmdb_index.contents import (
-    DATA,
     LOCK,
     Contents,
     ErrorTranslator,
@@ -27,6 +26,7 @@ from msgstore_lmdb_index.contents import (
     refuse_special_files,
     reserve_lock_file,
 )
+from msgstore_lmdb_index.rescue import DATA
 
 if TYPE_CHECKING:
     from msgstore_lmdb_index.contents import Transaction

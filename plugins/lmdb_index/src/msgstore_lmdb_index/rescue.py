@@ -1,4 +1,4 @@
-"""Recovery of reference counts from a damaged LMDB file, without LMDB.
+"""Recovery of reference counts from a damaged LMDB file, and a check of its trees, without LMDB.
 
 Reads the tree of the database ``entries`` from the newest meta page that leads to it, and skips every invalid page. Supports
 only the layout of LMDB 0.9 on a 64-bit little-endian machine; finds nothing in files of another layout.
@@ -15,8 +15,8 @@ from typing import BinaryIO
 import attrs
 
 from msgstore.contract import FileOperations
-from msgstore_lmdb_index.contents import DATA
 
+DATA = "data.mdb"
 _PAGE_HEADER = struct.Struct("<Q2xHHH")
 """Page number, flags, end of the node table, begin of the nodes."""
 _NODE_HEADER = struct.Struct("<HHHH")
@@ -68,6 +68,28 @@ class _Pages:
                     seen.add(child)
                     todo.append(child)
 
+    def is_sound(self, root: int, depth: int) -> bool:
+        """Return True if the tree has branches above, leaves in its last level, and each page once."""
+        level, seen = [root] if depth else [], set[int]()
+        for above in range(depth - 1, -1, -1):
+            if len(set(level)) < len(level) or not seen.isdisjoint(level):
+                return False
+            seen.update(level)
+            if not above:
+                return all(map(self.is_leaf, level))
+            found = [self.nodes(page) for page in level]
+            if any(flags != _BRANCH for flags, _ in found):
+                return False
+            level = [child for _, nodes in found for child, _, _ in nodes]
+        return True
+
+    def is_leaf(self, number: int) -> bool:
+        """Return True if a page is a leaf with this page number."""
+        if (number + 1) * self.size > self.end:
+            return False
+        header = os.pread(self.file.fileno(), _PAGE_HEADER.size, number * self.size)
+        return _PAGE_HEADER.unpack(header)[:2] == (number, _LEAF)
+
 
 def _node(page: bytes, at: int, *, is_leaf: bool) -> Node | None:
     begin = at + _NODE_HEADER.size
@@ -94,7 +116,7 @@ def read_counts(path: Path) -> dict[bytes, int]:
 
 
 def _read_counts(file: BinaryIO) -> dict[bytes, int]:
-    for pages, main in _roots(file):
+    for _, pages, main in _roots(file):
         for flags, key, value in pages.leaf_nodes(main):
             if key == b"entries" and flags == _SUB_DATABASE and len(value) == _DATABASE.size:
                 root = _DATABASE.unpack(value)[-1]
@@ -106,8 +128,8 @@ def _read_counts(file: BinaryIO) -> dict[bytes, int]:
     return {}
 
 
-def _roots(file: BinaryIO) -> list[tuple[_Pages, int]]:
-    """Return (pages, root page of the main database) for each valid meta page, the newest first."""
+def _roots(file: BinaryIO) -> list[tuple[int, _Pages, int]]:
+    """Return (transaction, pages, root page of the main database) for each valid meta page, the newest first."""
     found = []
     head = file.read(2 * 65536)
     for size in (1 << bits for bits in range(9, 17)):
@@ -119,7 +141,22 @@ def _roots(file: BinaryIO) -> list[tuple[_Pages, int]]:
                 if (magic, version, _DATABASE.unpack(free)[0]) == (_MAGIC, _VERSION, size):
                     found.append((transaction, size, _DATABASE.unpack(main)[-1]))
     end = file.seek(0, os.SEEK_END)
-    return [(_Pages(file, size, end), root) for _, size, root in sorted(set(found), reverse=True)]
+    return [(transaction, _Pages(file, size, end), root) for transaction, size, root in sorted(set(found), reverse=True)]
+
+
+def has_sound_tree(path: Path, name: bytes, transaction: int) -> bool:
+    """Return False if a page of the database ``name`` has the wrong kind for its depth: LMDB, when it goes from page to page,
+    ends the process (SIGABRT). ``transaction``: number of an open read transaction, whose pages LMDB leaves alone.
+
+    Returns True if no meta page has this number any more, and for files of another layout.
+    """
+    with (path / DATA).open("rb") as file:
+        for number, pages, main in _roots(file):
+            for flags, key, value in pages.leaf_nodes(main) if number == transaction else ():
+                if key == name and flags == _SUB_DATABASE and len(value) == _DATABASE.size:
+                    _, _, depth, *_, root = _DATABASE.unpack(value)
+                    return pages.is_sound(root, depth)
+    return True
 
 
 def save_counts(files: FileOperations, path: Path, counts: Mapping[bytes, int], *, sync: bool) -> None:

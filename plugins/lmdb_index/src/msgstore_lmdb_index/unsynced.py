@@ -17,7 +17,8 @@ from pathlib import Path
 from lmdb.verify import VerifyError, verify
 
 from msgstore.contract import FileOperations
-from msgstore_lmdb_index.contents import DATA, ErrorTranslator
+from msgstore_lmdb_index.contents import ErrorTranslator
+from msgstore_lmdb_index.rescue import DATA
 
 MARK = "unsynced"
 UNKNOWN = b"unknown"
