@@ -220,6 +220,13 @@ def test_another_file_under_its_name_is_opened(tmp_path: Path) -> None:
     index.close(None)
 
 
+def test_environment_without_databases_is_read_as_empty(tmp_path: Path) -> None:
+    lmdb.open(str(tmp_path / DIRECTORY)).close()
+    index = opened(tmp_path, **LIVE)
+    assert (len(index), index.load(), list(index.items())) == (0, None, [])
+    index.close(None)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links")
 @pytest.mark.parametrize("context", [{}, LIVE], ids=["writer", "live"])
 def test_links_are_refused(tmp_path: Path, context: dict[str, bool]) -> None:

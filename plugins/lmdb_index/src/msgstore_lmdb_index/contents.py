@@ -63,7 +63,14 @@ def short_switch_interval() -> Iterator[None]:
                 sys.setswitchinterval(_original_interval)
 
 
-_DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.IncompatibleError)
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.PageNotFoundError,
+    lmdb.IncompatibleError,
+    lmdb.BadTxnError,  # LMDB has found damage in an earlier call of the transaction
+)
 
 _IN_USE = "already open in this process"
 """Text of py-lmdb's error for a second opening, also of an environment that was open before a fork. It has no own class."""

@@ -65,6 +65,7 @@ class LiveEnvironment:
                 try:
                     self._open()
                 except FileNotFoundError:
+                    self._close()
                     return None
                 except BaseException:
                     self._close()
