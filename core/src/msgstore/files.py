@@ -12,10 +12,9 @@ import mmap
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-from msgstore.sparse import SparseMap, next_data
 
 UNFINISHED = ".tmp"
 """Suffix of a file that is still being written. No opening reads it."""
@@ -23,6 +22,33 @@ UNFINISHED = ".tmp"
 READ_WHOLE = 64 * 2**20
 """Files up to this size, in bytes, are read into memory; larger ones are mapped. If another process truncates a mapped file, a
 read past the new end kills this process. Therefore only files with one huge record are mapped; nothing compacts them."""
+
+
+class SegmentMap(mmap.mmap):
+    """Mapped file that says which of its parts are stored. The descriptor ``fd`` is open as long as the map."""
+
+    fd: int
+
+    def stored_parts(self, start: int) -> Iterator[tuple[int, int]]:
+        """Yield begin and end of each part from ``start`` on that the file system has stored. Between them are zeros.
+
+        Yields the whole rest where the operating system does not tell.
+        """
+        while start < len(self):
+            begin, end = next_data(self.fd, start), len(self)
+            with contextlib.suppress(OSError, AttributeError):
+                end = min(os.lseek(self.fd, begin, os.SEEK_HOLE), end)
+            if begin < end:
+                yield begin, end
+            start = max(end, begin)
+
+
+def next_data(fd: int, offset: int) -> int:
+    """Return the first stored offset from ``offset`` on; a huge one if none is, ``offset`` if the system does not tell."""
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except (OSError, AttributeError) as error:
+        return sys.maxsize if isinstance(error, OSError) and error.errno == errno.ENXIO else offset
 
 
 class Files:
@@ -226,7 +252,7 @@ class Files:
             if size <= READ_WHOLE:
                 yield self._read_all(fd, size)
             else:
-                with SparseMap(fd, size, access=mmap.ACCESS_READ) as mapped:
+                with SegmentMap(fd, size, access=mmap.ACCESS_READ) as mapped:
                     mapped.fd = fd
                     yield mapped
 

@@ -19,7 +19,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from msgstore.contract import BoundRecord, Capability, FormatContext, RecordError, SegmentFormat
+from msgstore.contract import BoundRecord, Capability, FormatContext, RecordContext, RecordError, SegmentFormat
+from msgstore.scan.formats import OWN_RECORD
 from msgstore.testing.faults import SECTOR
 from msgstore.testing.golden import described, golden
 from msgstore.testing.plugin import skip_without
@@ -108,18 +109,31 @@ class SegmentFormatTests(RoundTripTests):
             assert form.find_chain(broken, begin, 5) == begin, "five records are no chain of five"
             assert form.find_chain(data[: placed[5].offset + 3], begin, 6) != begin, "five records are a chain of six"
 
+    def test_bound_record_types(self, subject: Subject, form: SegmentFormat) -> None:
+        """A failure means that ``max_body`` does not depend on the size of the record type of new messages, or that a scan with
+        a codec does not call the ``check`` of a record type, or does not report what it finds."""
+        subject.needs(Capability.TYPED_RECORDS)
+        own = subject.catalogue.record(subject.name, OWN_RECORD)
+
+        def bound(**changes: object) -> Any:
+            record = subject.catalogue.make(own, RecordContext(own.options(), 200))
+            members = {name: getattr(record, name) for name in ("overhead", "encode", "decode", "check", "body_span")}
+            records = (BoundRecord("bound", 200, SimpleNamespace(**members | changes)),)
+            return subject.make(FormatContext(subject.made_options, records, "bound"))
+
+        wide = bound(overhead=len(form.encode([bytes(16)], [b""])[0]) + 1000)
+        assert wide.max_body == form.max_body - 1000, "max_body does not become less with records that take more"
+        damaged = bound(check=lambda *_: "damaged")
+        data, _ = written(damaged, numbered(3, b"body"))
+        for scan in (damaged.scan(data), damaged.scan(data, check_body=lambda *_: True)):
+            assert [spot.reason for spot in scan.damage] == ["damaged"] * 3
+
     def test_types_and_a_wrong_header(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that ``types`` is 0, which is no type, for a record of a format that claims TYPED_RECORDS, or another
-        value for a format that does not; or that ``max_body`` does not depend on the record type of new messages. Or that a
-        scan calls the header of another format ``ok``."""
+        value for a format that does not. Or that a scan calls the header of another format ``ok``."""
         data, _ = written(form, numbered(5, b"body"))
         (kind,) = set(form.scan(data).records.types)
         assert (kind != 0) == subject.has(Capability.TYPED_RECORDS), f"the type is {kind}"
-        if kind:
-            records = (BoundRecord("wide", 200, SimpleNamespace(overhead=1000)),)
-            wide = subject.make(FormatContext(subject.made_options, records, "wide"))
-            least = len(form.encode([bytes(16)], [b""])[0])
-            assert wide.max_body <= form.max_body + least - 1000, "max_body is not less with records that take more"
         if form.header:
             wrong = bytes(byte ^ 0xFF for byte in form.header) + data[len(form.header) :]
             check_scan(form, wrong, form.scan(wrong))

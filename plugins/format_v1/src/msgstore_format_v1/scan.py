@@ -12,7 +12,6 @@ from operator import ne
 from struct import Struct
 
 from msgstore.contract import Buffer, CheckBody, Damage, SegmentScan
-from msgstore.sparse import stored_parts
 
 HEAD = Struct(">Q16s")
 BODY_AT = HEAD.size
@@ -40,7 +39,8 @@ _zeros_at = re.compile(rb"\0*").match
 def end_of_zeros(data: Buffer, offset: int) -> int:
     """Return the offset of the first non-zero byte from ``offset`` on, or the end of ``data``. Runs in C, 1 ns per byte that is
     stored; the holes of a sparse file cost nothing."""
-    for begin, end in stored_parts(data, offset):
+    stored_parts = getattr(data, "stored_parts", None)
+    for begin, end in stored_parts(offset) if stored_parts else [(offset, len(data))]:
         zeros = _zeros_at(data, begin, end)
         if zeros is not None and zeros.end() < end:
             return zeros.end()

@@ -18,7 +18,6 @@ from msgstore.contract import (
     RecordType,
     SegmentScan,
 )
-from msgstore.sparse import stored_parts
 from msgstore_format_v2.grammar import (
     HEADER,
     HEADER_SIZE,
@@ -102,7 +101,8 @@ class SegmentFormatV2:
         kinds, first_size_byte = re.escape(bytes(self._types)), re.escape(bytes([min(total >> 24, 255)]))
         candidates = re.compile(b"[%b](?=[\\x00-%b])" % (kinds, first_size_byte), re.DOTALL)
         known = {SMALL_HOLE, *self._smallest}
-        parts = stored_parts(data, max(start, HEADER_SIZE))
+        stored_parts, first = getattr(data, "stored_parts", None), max(start, HEADER_SIZE)
+        parts = stored_parts(first) if stored_parts else [(first, total)]
         for match in chain.from_iterable(candidates.finditer(data, begin, end) for begin, end in parts):
             offset = match.start()
             end = offset + int.from_bytes(data[offset + 1 : offset + HOLE_SIZE], "big")

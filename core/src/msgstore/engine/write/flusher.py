@@ -150,13 +150,21 @@ class Flusher:
             uncommitted = self.uncommitted_bytes  # a commit covers these when all the ids are appended
         if last or accounting.is_changed or ids or to_confirm or self._segments.hints.unwritten:
             self._segments.must_check_files = True
-        try:
-            self._append(ids)
-        except StoreIOError:
-            if not accounting.has_empty:
-                raise
-            self.commit_and_reclaim()  # removals may free what a full disk has no room for
-            self._append(ids)
+        for is_repeated in (False, True):
+            left: Sequence[bytes] = ids
+            try:
+                while left:
+                    at, again = 0, list[bytes]()
+                    while at < len(left):
+                        processed, rewrite = self._batches.write(left[at : at + IDS_OFFERED], FLUSH_CHUNK)
+                        at += processed
+                        again += rewrite
+                    left = again
+                break
+            except StoreIOError:
+                if is_repeated or not accounting.has_empty:
+                    raise
+                self.commit_and_reclaim()  # removals may free what a full disk has no room for
         with accounting.state_lock:
             if buffer.pending:
                 buffer.count()
@@ -170,16 +178,6 @@ class Flusher:
         else:  # the index must not get ahead of synced records: ``sync_and_commit`` follows
             self._write_hints()
         return to_confirm
-
-    def _append(self, ids: Sequence[bytes]) -> None:
-        """Append the messages that are still buffered. Caller holds the flush lock. Raises StoreIOError."""
-        while ids:
-            at, again = 0, list[bytes]()
-            while at < len(ids):
-                processed, rewrite = self._batches.write(ids[at : at + IDS_OFFERED], FLUSH_CHUNK)
-                at += processed
-                again += rewrite
-            ids = again
 
     def drain(self) -> None:
         """Append the oldest messages, about one step, unless another thread holds the flush lock."""

@@ -15,7 +15,7 @@ import attrs
 
 from msgstore.contract import BrokenPlugin, Buffer, Columns, Damage, SegmentScan
 from msgstore.engine.open.recovery_plan import CHAIN
-from msgstore.files import Files
+from msgstore.files import Files, SegmentMap
 from msgstore.jobs.inputs import SegmentInput, open_input
 from msgstore.jobs.reading.chains import Judge, SegmentSpan, read_spans
 from msgstore.jobs.reports import ScannedSegment
@@ -24,7 +24,6 @@ from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.formats import scan_checked
 from msgstore.scan.segment import ANOTHER_BODY, conflicting, with_conflicts
-from msgstore.sparse import stored_parts
 
 UNREADABLE = "unreadable"
 """State of a segment that the operating system or a plugin cannot read, and first word of the reason."""
@@ -53,7 +52,7 @@ def checksum(data: Buffer, end: int) -> int:
     """Return the CRC-32 of the bytes before ``end``. Of a sparse file, that of the stored parts and of where they begin."""
     crc = at = 0
     with memoryview(data) as view:
-        for begin, stop in stored_parts(data, 0):
+        for begin, stop in data.stored_parts(0) if isinstance(data, SegmentMap) else [(0, len(data))]:
             if begin >= end:
                 break
             if begin > at:
