@@ -11,10 +11,10 @@ flush-confirms-one-too-many: A message that was written while a flush ran is con
   Flusher.deliver_confirms  tests/test_clients.py::test_write_during_flush_is_confirmed_later
   = client.unconfirmed[:number] => client.unconfirmed[: number + 1]
 flush-skips-behind-the-first-portion: Messages behind the first portion of a large flush are confirmed and not written.
-  Flusher._append  tests/test_clients.py::test_flush_of_several_chunks_writes_all
+  Flusher.write_out  tests/test_clients.py::test_flush_of_several_chunks_writes_all
   = at += processed => at += IDS_OFFERED
 flush-forgets-late-messages: A message that dies on disk while its second reference waits is confirmed and not written.
-  Flusher._append  tests/test_clients.py::test_record_dying_while_reference_waits_is_rewritten
+  Flusher.write_out  tests/test_clients.py::test_record_dying_while_reference_waits_is_rewritten
   = again += rewrite => pass
 failing-commit-is-forgotten: While commits fail, removals are taken without limit.
   Flusher.flush_locked  tests/test_races.py::test_removals_with_failing_commits_are_refused

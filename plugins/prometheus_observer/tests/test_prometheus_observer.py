@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -158,3 +159,22 @@ def test_every_metric_is_explained(registry, metrics):
     }
     assert len(names) >= 24
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+
+
+def test_first_events_of_two_stores_may_come_at_once(monkeypatch):
+    """The metrics are made once, though the second thread asks while the first one makes them."""
+    made, again = [], []
+
+    def make(registry: object) -> str:
+        made.append(registry)
+        other = threading.Thread(target=lambda: again.append(plugin.metrics()))
+        other.start()
+        other.join(0.05)  # it waits for this thread, or makes its own
+        return "metrics"
+
+    monkeypatch.setattr(plugin, "_instances", [])
+    monkeypatch.setattr(
+        "msgstore_prometheus_observer.metrics.Metrics", lambda registry: make(registry) if len(made) < 2 else ""
+    )
+    assert plugin.metrics() == "metrics"
+    assert len(made) == 1

@@ -73,13 +73,6 @@ class BodyCodecTests(KitTests):
                 peak = peak_of(partial(check_anything, subject, codec, spoilt))
                 assert peak <= MULTIPLE * len(spoilt) + BESIDE, f"{peak} bytes for {spoilt[:40]!r}"
 
-    def test_deeply_nested_bodies(self, subject: Subject, codec: Any) -> None:
-        """A failure means that a body of many levels, a byte for the kind and a one for the length of each, ends a scan with
-        RecursionError: limit the depth."""
-        for begin in {b"", encoded(codec, b"body")[:1]}:
-            for kind in range(256):
-                check_anything(subject, codec, begin + bytes([kind, 1]) * 2000)
-
     def test_time_is_linear(self, subject: Subject, codec: Any) -> None:
         """A failure means that a large body delays a store by more than its size explains, whole or damaged."""
 

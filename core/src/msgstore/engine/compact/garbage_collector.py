@@ -61,14 +61,12 @@ _PAUSE_SECONDS = 0.02
 """Shortest time between two collections of the thread, unless writers wait."""
 _CLOCK_STEP_SECONDS = 60.0
 """A larger step of the clock is logged."""
+_CLOCK_WAS_SET = "%s: the clock was set forward by %.0f s. For the GC policy no message is older until the store opens again"
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that is never set; with BOOTTIME it also counts the sleep of the machine."""
 ProgressCallback = Callable[[int, int], object]
 """Called with (done, total) actions."""
 _Plan = Callable[[Sequence[SegmentStats], dict[int, Segment]], list[Action]]
-
-
-def _steady() -> float:
-    """Return the seconds since some moment, sleep of the machine included, by a clock that is never set."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class GarbageCollector:
@@ -97,7 +95,7 @@ class GarbageCollector:
         self.is_behind = False
         """True if writers must wait for the collection that runs or comes next. May be read without a lock."""
         self._interval = min(config.gc_interval, threading.TIMEOUT_MAX)
-        self._opened, self._has_warned = time.time() - _steady(), False
+        self._opened, self._has_warned = time.time() - time.clock_gettime(_STEADY), False
         self._requests: SimpleQueue[None] = SimpleQueue()
         self._is_stopped = False
         name = f"msgstore-collector {accounting.segments.directory}"
@@ -150,13 +148,10 @@ class GarbageCollector:
 
     def _now(self) -> float:
         """Return the time for the policy: a clock that was set forward since the opening makes no message older (logged)."""
-        now, passed = time.time(), self._opened + _steady()
+        now, passed = time.time(), self._opened + time.clock_gettime(_STEADY)
         if now > passed + _CLOCK_STEP_SECONDS and not self._has_warned:
             self._has_warned = True
-            what = (
-                "%s: the clock was set forward by %.0f s: for the GC policy that makes no message older until the next opening"
-            )
-            log.warning(what, self._segments.directory, now - passed)
+            log.warning(_CLOCK_WAS_SET, self._segments.directory, now - passed)
         return min(now, passed)
 
     def _carry_out(self, plan: _Plan, progress: ProgressCallback | None) -> list[CollectionResult]:
