@@ -158,6 +158,8 @@ class IndexTests(KitTests):
                 before = listing(place.directory)
                 reader = place.make(read_only=True)
                 reader.load()
+                reader.freeze({})
+                reader.commit()
                 reader.close(None)
                 assert listing(place.directory) == before, "read_only: a damaged file is left as it is"
                 index = place.make()
