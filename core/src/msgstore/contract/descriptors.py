@@ -43,7 +43,7 @@ class Capability(enum.Enum):
     LIVE_READS = "live-reads"
     """Index, with PERSISTENT: other processes can read it while one writes. See ``live`` of :class:`IndexContext`."""
     SELF_DESCRIBING = "self-describing"
-    """Segment format: dead records of a sealed segment are never revived, because compaction may turn them into holes."""
+    """Segment format, always with COMPACTABLE: a message that returns is written anew, as its dead record may be a hole."""
     COMPACTABLE = "compactable"
     """Segment format: segments can be compacted in place. The format is a :class:`CompactableFormat`."""
     TYPED_RECORDS = "typed-records"

@@ -75,7 +75,7 @@ class SegmentFormatDescriptor(Descriptor):
     extension: str
     """Extension of its segment files: a dot, letters, digits and ``_``. ``.json`` and others of a store are refused."""
     generation: int = attrs.field(validator=instance_of(int))
-    """Order of formats: a store refuses to write segments of a lower generation next to those of a higher one."""
+    """Order of formats: a store refuses to write a lower generation next to a higher one. Equal ones go together in a store."""
     leftover_extensions: tuple[str, ...] = attrs.field(default=(), validator=instance_of(tuple))
     """Extensions of files that a killed collection of another program leaves, with records of this format. Each such file
     becomes a segment when a store is opened for writing."""
@@ -207,7 +207,8 @@ class SegmentFormat(Protocol):
         """
 
     def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
-        """Return begin and end of the body of the record at ``offset``, as offsets of ``data``. The record was scanned."""
+        """Return begin and end of the body of the record at ``offset``, as offsets of ``data``. The record was scanned. It has
+        the stored body unchanged, in one piece."""
 
     def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
         """Read a whole segment, or the part from ``start``, the offset of a record. Never raises, whatever the bytes.

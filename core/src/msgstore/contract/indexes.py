@@ -64,7 +64,7 @@ from msgstore.contract.descriptors import Descriptor
 RESCUED_KEY = b"rescued"
 """Key of the state that :meth:`Index.load` returns for damaged files; see there."""
 MAX_REFERENCES = (1 << 48) - 1
-"""Highest reference count that an index must support."""
+"""Highest reference count that an index must support: 2**48 - 1."""
 
 
 @attrs.frozen(kw_only=True)
@@ -124,8 +124,8 @@ class Index(Protocol):
     def load(self) -> dict[bytes, bytes] | None:
         """Restore the entries of the last ``commit`` (PERSISTENT) or ``close``, and return the state saved with them.
 
-        Called first, and without the lock. Returns None if nothing was saved, or if it is damaged: the damaged files are then
-        renamed and the index is empty. If nearly all of the damaged files is right, it returns the state with RESCUED_KEY in
+        Called first, and without the lock. Returns None if nothing was saved, or if it is damaged: the index is then empty, and
+        may rename the damaged files. If nearly all of the damaged files is right, it returns the state with RESCUED_KEY in
         it; the engine compares each entry with its record. If only counts can be read, it returns ``{RESCUED_KEY: b""}``; the
         engine rebuilds the index, and keeps these counts, which stay durable until the first commit with a state. Raises
         OSError if files cannot be read: the store then does not open.

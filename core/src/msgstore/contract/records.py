@@ -41,8 +41,8 @@ import attrs
 from msgstore.contract.descriptors import Descriptor, RecordField
 
 Buffer: TypeAlias = bytes | mmap.mmap
-"""A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes. A large file may have a method
-``stored_parts(start)``: it yields (begin, end) of what is no hole of a sparse file; between these parts are zeros."""
+"""A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes; ``re`` and ``struct`` take it. A
+large one may have ``stored_parts(start)``, which yields (begin, end) of what is no hole of a sparse file: the rest is zeros."""
 
 
 @attrs.frozen(kw_only=True)

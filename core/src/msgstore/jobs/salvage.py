@@ -120,6 +120,9 @@ def plan_salvage(
             f"the sources remember different body codecs: {', '.join(codecs)}; bodies are copied as they are stored. Salvage "
             "them one by one, or name the codec that fits all (--body)"
         )
+    for name in sorted({item.format for item in found.inputs} - {format}):
+        if lost := [field.name for field in catalogue.format(name).fields]:
+            log.warning("fields of the format %s are not copied: %s. To keep them: --format %s", name, ", ".join(lost), name)
     catalogue.index(index)
     if codec is None:
         _check_remembered(catalogue, codecs[0], found.inputs)

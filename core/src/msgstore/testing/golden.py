@@ -71,6 +71,8 @@ def main(files: list[str]) -> None:
     for file in map(Path, files):
         if file.suffix not in formats.extensions:
             sys.exit(f"{file}: no installed format has files {file.suffix or 'without an extension'}")
+        if not file.is_file():
+            sys.exit(f"{file}: there is no such file")
         said = described(formats.by_extension(file.suffix).format, file.read_bytes())
         file.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
 

@@ -34,7 +34,7 @@ KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "observer"
 @click.command(name="new-plugin")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
-@options.file("--into", metavar="DIR", default=Path(), help="Parent of the new directory.")
+@options.file("--into", metavar="DIR", default=Path(), help="Parent of the new directory. It must exist.")
 @options.as_json
 def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
     """Write the start of a plugin: a distribution that can be installed, works, and passes its tests.
