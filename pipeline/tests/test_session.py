@@ -181,7 +181,7 @@ def test_session_starts_stops_and_fails_quietly():
     assert clusters.run(program, failing, errors=True).splitlines() == [
         "the JVM of Spark ended during its start: Invalid maximum heap size: -Xmxlots",
         'master local: Spark does not start: Illegal value for config key spark.memory.fraction: For input string: "lots"',
-        "master locl[2]: Spark does not start: Could not parse Master URL: 'locl[2]'",
+        "'locl[2]' is no master: local[*], local-cluster[2,1,1024], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://...",
         "local[*]",
     ]
 

@@ -53,7 +53,9 @@ def test_existing_store_can_be_left_alone(spark, tmp_path):
 
 def test_options_and_references_are_used(spark, tmp_path):
     """Tasks write in the order of partitions; empty ones write nothing."""
-    frame = rows(spark, 1000, "id % 3 + 1 as references", "1 as other", partitions=3).repartition(3, "other")
+    frame = rows(spark, 1000, "id % 3 + 1 as references", "1 as other", "now() as modified", partitions=3).repartition(
+        3, "other"
+    )
     keys = {"index": "lmdb", "record": "audit", "records": "audit=200", "fileSizeLimit": "64KiB", "ignoreOthers": "true"}
     save(frame, tmp_path / "store", **keys)
     found = content(tmp_path / "store", "lmdb")

@@ -137,8 +137,14 @@ def _make_probe(paths: Sequence[str]) -> Callable[[int], str]:
         import json
         import os
         import socket
+        import sys
 
-        found: dict[str, Any] = {"host": socket.gethostname(), "process": os.getppid(), "fingerprint": {}, "problem": ""}
+        found: dict[str, Any] = {
+            "host": f"{socket.gethostname()} ({sys.executable})",
+            "process": os.getppid(),
+            "fingerprint": {},
+            "problem": "",
+        }
         found["unreadable"] = {}
         for path in paths:
             try:
@@ -171,7 +177,10 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         known = r"\[PYTHON_VERSION_MISMATCH\].*|Cannot run program \".*|^(?:ModuleNotFound|Import)Error: .*"
         found = re.search(known, str(error), re.MULTILINE)
         reason = found[0] if found else str(error).strip().splitlines()[0]
-        raise ExecutorMismatch(f"the executors cannot run Python: {reason}") from None
+        raise ExecutorMismatch(
+            f"the executors cannot run Python: {reason}. Set PYSPARK_PYTHON to a Python that is at the same path on every "
+            "host, this one included"
+        ) from None
     return [json.loads(row[0]) for row in rows]
 
 

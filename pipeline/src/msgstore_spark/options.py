@@ -6,6 +6,7 @@ import difflib
 import json
 import operator
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 import attrs
 
-from msgstore.contract import ConfigError, StoreError
+from msgstore.contract import ConfigError, PluginError, StoreError
 from msgstore.jobs.columns.batches import Condition, as_text
-from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
+from msgstore.jobs.inputs import NO_FORMAT, JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.output.parts import StoreSpec
 from msgstore.jobs.tasks import TASK_SIZE, group_into_tasks
 from msgstore.jobs.workers import OpenCodec, open_codec, worker_catalogue
@@ -99,13 +100,21 @@ class ReadOptions:
         return open_codec(self.body) if self.body else None
 
     def find(self) -> JobInputs:
-        """Find the segments that exist now. Raises StoreError, PluginError or ConfigError."""
+        """Find the segments that exist now. Raises StoreError, ConfigError, and PluginError for one that no plugin here reads:
+        its rows would be missing. The relation ``damage`` lists it instead."""
         catalogue = worker_catalogue()
         found = find_inputs(catalogue, self.paths, records=bind_records(catalogue, self.records, "option 'records'"))
         if self.files:
             inputs = tuple(item for item in found.inputs if self._is_wanted(item.path))
             found = attrs.evolve(
                 found, inputs=inputs, damage=tuple(span for span in found.damage if self._is_wanted(span.path))
+            )
+        unread = [span for span in found.damage if span.reason.startswith(NO_FORMAT)]
+        if unread and self.relation != "damage":
+            more = f" (and {len(unread) - 1} more segments)" if len(unread) > 1 else ""
+            raise PluginError(
+                f"msgstore: {unread[0].path}{more}: {unread[0].reason}. Install the format for {sys.executable}, with which "
+                "Spark plans the query, and for the executors"
             )
         if self.fail_fast and found.damage:
             raise StoreError(f"msgstore: {found.damage[0].path}: {found.damage[0].reason}; the mode is FAILFAST")

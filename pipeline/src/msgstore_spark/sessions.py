@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -31,7 +33,10 @@ SETTINGS: dict[str, str] = {
 """Default settings of a session; ``config`` overrides them."""
 CONNECT_TIMEOUT_SECONDS = 10.0
 """Timeout for connections to a master or a Connect server. Spark itself waits minutes."""
+log = logging.getLogger("msgstore.spark")
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\d+|\*)(?:\s*,\s*\d+)?\])?")
+_MASTER = re.compile(r"(local(-cluster)?(\[.*\])?|yarn|k8s://.+|spark://.+:\d+.*)")
+MASTERS = "local[*], local-cluster[2,1,1024], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..."
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(?P<workers>\d+)\s*,\s*(?P<cores>\d+)\s*,\s*\d+\s*\]")
 
 
@@ -103,7 +108,11 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     conf = SparkConf()
     for key, value in {**SETTINGS, **_settings_for(master, address), **settings}.items():
         conf.set(key, value)
+    if master is not None and not _MASTER.fullmatch(master):
+        raise SparkUnavailable(f"{master!r} is no master: {MASTERS}")
     python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    if shutil.which(python) is None:
+        log.warning("PYSPARK_PYTHON: %s is not on this machine, and Spark plans queries of DataFrames with it here", python)
     variables = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         variables["JAVA_HOME"] = str(find_java_home())

@@ -54,7 +54,10 @@ class StoreWriter(DataSourceArrowWriter):
         given = WriteOptions.of(options)
         self._target = given.target
         self._columns = check_columns(
-            to_arrow_schema(schema), self._target.path, ignore_others=given.ignore_others, option="the option ignoreOthers"
+            to_arrow_schema(schema, timezone="UTC"),  # it needs one for any column of times, and no such column is read
+            self._target.path,
+            ignore_others=given.ignore_others,
+            option="the option ignoreOthers",
         )
         self._staging: str | None = None
         """None: nothing is written."""

@@ -24,6 +24,9 @@ from msgstore.scan import FormatSet, OpenFormat
 
 log = logging.getLogger("msgstore.bulk")
 
+_UNREAD = "no installed format reads"
+NO_FORMAT = f"unreadable: {_UNREAD}"
+"""Begin of the reason for a segment whose format is not installed."""
 _UNFINISHED = re.compile(r"\..+\.msgstore(-[0-9a-f]+)?")
 """Names of staging directories. They hold copies of messages, and may be left by a killed job."""
 _NAMED = 10
@@ -218,7 +221,7 @@ class _Search:
             size = files[name]
             if name in unread:
                 self.missing.setdefault(str(unread[name]), directory / name)
-                self._refuse(directory / name, OSError(errno.ENOTSUP, f"no installed format reads *{_split(name)[1]}"))
+                self._refuse(directory / name, OSError(errno.ENOTSUP, f"{_UNREAD} *{_split(name)[1]}"))
             elif self._is_segment(name):
                 if isinstance(size, int):
                     sizes = self._sizes(directory) if sizes is None else sizes
