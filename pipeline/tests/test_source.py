@@ -303,7 +303,8 @@ def test_wrong_option_is_refused(options, message):
 def test_segment_whose_format_is_missing_is_an_error(tmp_path, monkeypatch):
     """Else its rows would be missing, and only a line on standard error would say so."""
     shutil.copytree(DATA / "msg-store/mixed_upgrade/store", tmp_path / "store")
-    monkeypatch.setattr("msgstore_spark.options.worker_catalogue", lambda: msgstore.load_catalogue(["msgstore-format-v1:format-v1"]))
+    without = msgstore.load_catalogue(["msgstore-format-v1:format-v1"])
+    monkeypatch.setattr("msgstore_spark.options.worker_catalogue", lambda: without)
     with pytest.raises(msgstore.PluginError, match=r"\d\.rdq \(and 1 more segments\): unreadable: no installed format reads"):
         ReadOptions.of({"path": str(tmp_path / "store")}).find()
     assert len(ReadOptions.of({"path": str(tmp_path / "store"), "relation": "damage"}).find().damage) == 2
