@@ -309,3 +309,14 @@ def test_reader_beside_writer_logs_and_refuses_the_same(written: Path, caplog: p
     msgstore.open_store(written, mode="r", index="lmdb", body="zstd").close()
     told = f"{written}: was last opened with the body codec 'raw', and now with 'zstd'; stored bodies"
     assert [record.getMessage().startswith(told) for record in caplog.records] == [True]
+
+
+def test_counts_replace_index_that_is_not_installed(tmp_path):
+    with msgstore.open_store(tmp_path, index="lmdb") as store, store.client() as client:
+        client.write(b"a" * 16, b"body")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("msgstore.engine.opening.load_catalogue", lambda: without("lmdb"))
+        with pytest.raises(msgstore.PluginError, match="lmdb"):
+            msgstore.open_store(tmp_path)
+        with msgstore.open_store(tmp_path, refcounts=[(b"a" * 16, 1)]) as store:
+            assert store.stats().messages == 1

@@ -340,3 +340,16 @@ def test_stretch_that_was_changed_has_no_records(mixed: SegmentInput) -> None:
     with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError"):
         rows(stretch, decoding(lambda msg_id, body: 1 / 0))
     assert rows(SegmentRange(64, len(data), checksum(data, len(data))), decoding(change)) == 0
+
+
+def test_checksum_does_not_depend_on_holes(tmp_path):
+    """Else a copy of a sparse file, or one that has grown, would count as changed."""
+    sparse, whole = tmp_path / "sparse", tmp_path / "whole"
+    with sparse.open("wb") as file:
+        file.write(b"begin")
+        file.seek(80 * 2**20)
+        file.write(b"end")
+    whole.write_bytes(sparse.read_bytes())
+    with Files().view(sparse) as holes, Files().view(whole) as data:
+        for end in (3, 5, 70 * 2**20 + 1, 80 * 2**20 + 2, len(data)):
+            assert checksum(holes, end) == checksum(data, end) == checksum(bytes(data), end)

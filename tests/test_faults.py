@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -152,6 +153,44 @@ def test_removals_free_a_full_disk(cell, tmp_path):
     store.abandon()
     with open_with(tmp_path, **cell.keys) as store:
         assert store.read_many([KEPT, REMOVED, LATER]) == {LATER: b"3"}
+
+
+def test_repeated_append_counts_uncommitted_bytes_once(tmp_path):
+    """They would be subtracted a second time at the next commit, and the limit of unconfirmed bytes would no longer hold."""
+    files = FullUntilDeleted()
+    store = open_with(tmp_path, files, gc_interval=0, sync_interval="1h", durability={"fsync_every": "1h"})
+    client = store.client()
+    client.write(KEPT, b"1")
+    store.roll()
+    client.write(REMOVED, bytes(5000))
+    store.flush()
+    client.write(LATER, b"3")
+    client.remove([KEPT])
+    files.full = True
+    store.flush()
+    store.compact()
+    assert store._flusher.uncommitted_bytes - store._flusher._bytes_to_commit == 0
+    store.abandon()
+
+
+def test_full_disk_deletes_nothing_of_a_store_that_was_replaced(cell, tmp_path):
+    files = FullUntilDeleted()
+    store = open_with(tmp_path / "store", files, **cell.keys, sync_interval="1h", gc_interval=0)
+    client = store.client()
+    client.write(KEPT, b"1")
+    store.roll()
+    client.write(LATER, b"3")
+    store.flush()
+    client.write(REMOVED, b"2")
+    client.remove([KEPT])
+    files.full = True
+    current = max(path.name for path in (tmp_path / "store").glob("1.*") if path.suffix in (".rdq", ".sqs"))
+    (tmp_path / "store" / current).rename(tmp_path / "gone")
+    with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
+        store.flush()
+    assert [path for path in (tmp_path / "store").glob("0.*") if path.suffix in (".rdq", ".sqs")]
+    with suppress(msgstore.StoreError):
+        store.abandon()
 
 
 @pytest.mark.parametrize("undone", [True, False], ids=["undone", "not undone"])

@@ -64,10 +64,12 @@ def open_store(
 
     Raises ConfigError, PluginError, StoreLocked, StoreMismatch, NotAdopted, StoreError.
     """
-    config = store_config({"path": path, **keys}, "open_store()", Path())
+    config, catalogue = store_config({"path": path, **keys}, "open_store()", Path()), load_catalogue()
     with suppress(OSError, StoreError):  # the opening itself says what is wrong with the directory
-        config = _remembered(config, keys)
-    return open_configured(config, load_catalogue(), mode=mode, refcounts=refcounts, progress=progress)
+        last = _remembered(config, keys)
+        if refcounts is None or last.index.name in catalogue.names("index"):  # counts replace an index that is missing
+            config = last
+    return open_configured(config, catalogue, mode=mode, refcounts=refcounts, progress=progress)
 
 
 @attrs.frozen

@@ -33,6 +33,7 @@ from msgstore.testing.segments import (
     check_values,
     expected,
     made,
+    rows,
     salvaged,
     written,
 )
@@ -96,9 +97,10 @@ class SegmentFormatTests(RoundTripTests):
             record = data[entry.offset : entry.end]
             check_values(subject.descriptor.fields, form.fields(record))
             spoilt = flipped(record, bit % (8 * len(record)))
-            if len(form.scan(form.header + spoilt).records):
+            spoilt = form.header + spoilt
+            for _, offset, size in rows(form.scan(spoilt).records):
                 with contextlib.suppress(RecordError):
-                    check_values(subject.descriptor.fields, form.fields(spoilt))
+                    check_values(subject.descriptor.fields, form.fields(spoilt[offset : offset + size]))
 
     def test_chains_of_a_length(self, form: SegmentFormat) -> None:
         """A failure means that ``find_chain`` looks for another number of records than ``length``: a salvage then takes noise

@@ -125,7 +125,7 @@ class RoundTripTests(KitTests):
             check_records(form, data, scan.duplicates, placed[3000:])
             assert 0 < form.max_body < LIMIT - (placed[-1].size - len(b"again"))
         longest = type("Longest", (bytes,), {"__len__": lambda _: form.max_body})()
-        with contextlib.suppress(MemoryError):
+        with contextlib.suppress(MemoryError, ValueError, TypeError, BufferError):  # of an encoder that copies each body itself
             head, (size,) = form.encode([bytes(16)], [longest])
             is_found = len(form.scan(form.header + head).records) > 0
             assert size < form.max_body or not is_found, "a record of the largest size looks like a short one"

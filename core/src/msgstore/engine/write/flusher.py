@@ -6,6 +6,7 @@ Records are written before the index entries that point to them; the index is co
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -24,6 +25,7 @@ from msgstore.engine.write.write_buffer import WriteBuffer
 log = logging.getLogger("msgstore.writer")
 _background_log = logging.getLogger("msgstore.flusher")
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FLUSH_CHUNK = 2**21
 """Charged bytes after which a flush ends a batch."""
 DRAIN_STEP = 2**18
@@ -161,9 +163,13 @@ class Flusher:
                         again += rewrite
                     left = again
                 break
-            except StoreIOError:
-                if is_repeated or not accounting.has_empty:
+            except StoreIOError as error:
+                is_full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
+                if is_repeated or not is_full or not accounting.has_empty:
                     raise
+                log.warning("%s. Segments without messages are deleted, and the append is tried again", error)
+                self._segments.check_files()
+                uncommitted -= self._bytes_to_commit
                 self.commit_and_reclaim()  # removals may free what a full disk has no room for
         with accounting.state_lock:
             if buffer.pending:

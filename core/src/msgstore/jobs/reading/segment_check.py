@@ -25,6 +25,7 @@ from msgstore.scan import OpenFormat, SegmentReport, damaged_spans
 from msgstore.scan.formats import scan_checked
 from msgstore.scan.segment import ANOTHER_BODY, conflicting, with_conflicts
 
+_ZEROS = memoryview(bytes(2**20))
 UNREADABLE = "unreadable"
 """State of a segment that the operating system or a plugin cannot read, and first word of the reason."""
 
@@ -49,17 +50,16 @@ class SegmentRange:
 
 
 def checksum(data: Buffer, end: int) -> int:
-    """Return the CRC-32 of the bytes before ``end``. Of a sparse file, that of the stored parts and of where they begin."""
+    """Return the CRC-32 of the bytes before ``end``. The holes of a sparse file are not read: they are zeros."""
     crc = at = 0
+    parts = data.stored_parts(0) if isinstance(data, SegmentMap) else [(0, len(data))]
     with memoryview(data) as view:
-        for begin, stop in data.stored_parts(0) if isinstance(data, SegmentMap) else [(0, len(data))]:
-            if begin >= end:
-                break
-            if begin > at:
-                crc = zlib.crc32(begin.to_bytes(8), crc)
-            with view[begin : min(stop, end)] as stretch:
+        for begin, stop in (*parts, (end, end)):
+            for hole in range(at, min(begin, end), len(_ZEROS)):
+                crc = zlib.crc32(_ZEROS[: min(begin, end) - hole], crc)
+            with view[min(begin, end) : min(stop, end)] as stretch:
                 crc = zlib.crc32(stretch, crc)
-            at = stop
+            at = max(at, stop)
     return crc
 
 
