@@ -167,7 +167,7 @@ class Flusher:
                 is_full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
                 if is_repeated or not is_full or not accounting.has_empty:
                     raise
-                log.warning("%s. Segments without messages are deleted, and the append is tried again", error)
+                log.warning("%s: segments without messages are deleted, and the append is tried again", error.__cause__)
                 self._segments.check_files()
                 uncommitted -= self._bytes_to_commit
                 self.commit_and_reclaim()  # removals may free what a full disk has no room for
