@@ -30,7 +30,7 @@ MIB = 2**20
 
 
 class MallInfo2(ctypes.Structure):
-    """What glibc says of its heap, in bytes (mallinfo2(3))."""
+    """Statistics of glibc's heap in bytes: ``struct mallinfo2``."""
 
     _fields_ = [
         (name, ctypes.c_size_t)

@@ -232,7 +232,7 @@ def killed(path: Path, ids: list[bytes], body: bytes, removed: int = 0) -> Path:
 
 @pytest.mark.parametrize("more", [0, 2], ids=["same size", "longer"])
 def test_replaced_current_segment_is_reported(tmp_path, more, caplog):
-    """Of a killed store, which otherwise reads only the tail of that segment."""
+    """The store was killed, so its opening reads the tail of this segment only, and must see that it is another file."""
     current = killed(tmp_path / "store", IDS[:6], b"body")
     shutil.copy(killed(tmp_path / "other", [*OTHERS, *IDS[6 : 8 + more]], b"body"), current)
     with open_with(current.parent, index="lmdb") as store:
@@ -472,7 +472,7 @@ def test_plain_file_in_the_way_is_refused(tmp_path):
 
 
 def test_store_opens_again_with_its_backends(tmp_path):
-    """Of the keys that are left out, those that say which backends are as the last opening had them."""
+    """Without a key for it, a backend is that of the last opening."""
     with msgstore.open_store(tmp_path, index="lmdb", format="v2", record="checksum") as store, store.client() as client:
         client.write(b"a" * 16, b"body")
     with msgstore.open_store(tmp_path, mode="r") as store, store.client() as client:

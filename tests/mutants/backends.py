@@ -6,7 +6,7 @@ import os
 import random  # noqa: F401 - the tables use it
 import struct  # noqa: F401
 import zlib
-from itertools import count as numbers  # noqa: F401
+from itertools import count as numbers  # noqa: F401 - for the mutant counts-its-records
 
 import attrs
 

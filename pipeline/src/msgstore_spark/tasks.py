@@ -28,7 +28,7 @@ SegmentRows = tuple[Columns, Mapping[str, pa.Array], object]
 """Records of a segment, further columns of their rows, and a result for the whole segment, which is pickled."""
 IS_RECORD = "result is null"
 _JOINED = 2**20
-"""Bytes from which on rows are passed to Spark."""
+"""Size in bytes from which a batch is passed to Spark; smaller ones are joined."""
 _SQL = {pa.int64(): "long", pa.binary(): "binary", pa.bool_(): "boolean"}
 
 

@@ -50,7 +50,7 @@ _PRINTS_DAMAGE = {
     "diff",
 }
 _NO_FAULT = (MsgStoreError, OSError, click.ClickException, click.Abort, Exit)
-"""What a command may raise to end with one line and an exit code."""
+"""Exceptions that end a command with one line and an exit code. Any other is a fault of the command."""
 _DAMAGE_LOGGERS = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
 """Loggers muted for these commands, which print damage themselves."""
 

@@ -45,9 +45,10 @@ def open_store(
     progress: RecoveryProgress | None = None,
     **keys: Any,
 ) -> Store:
-    """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration. Of
-    those that are left out, ``index``, ``format`` and ``body`` are what the last opening had, with ``format`` also ``record``;
-    the others have their defaults. A configuration file names what differs from the defaults.
+    """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration.
+
+    Without these keys, ``index``, ``format`` and ``body`` are those of the last opening, and so is ``record`` if ``format`` is
+    left out too. Any other key that is left out has its default. In a configuration file, that is so for all keys.
 
     A directory that a broker wrote is opened for writing with ``adopt=True`` only: see :class:`NotAdopted`.
 

@@ -7,6 +7,7 @@ points. It also lists the installed alternatives and the ``pip install`` line th
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -144,6 +145,11 @@ class Catalogue(Loaded):
     def known_codec(self, stored: bytes) -> str | None:
         """Return the body codec of a broker whose stored bodies begin like ``stored``, installed or not; None for others."""
         return _KNOWN_BODIES.get(stored[:2])
+
+    def brokers_codec(self, bodies: Sequence[bytes]) -> str | None:
+        """Return the body codec of a broker that more than half of the stored ``bodies`` begin like, installed or not."""
+        name, count = (Counter(map(self.known_codec, bodies)).most_common(1) or [(None, 0)])[0]
+        return name if 2 * count > len(bodies) else None
 
     def formats_by_extension(self) -> dict[str, str]:
         """Return extension to format name, of segments and leftovers, for every installed format."""

@@ -158,17 +158,25 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 _SYNCS = {"x86_64": (317, 74, 75, 26, 306), "aarch64": (277, 82, 83, 227, 267)}
 """Numbers of the system calls seccomp, fsync, fdatasync, msync and syncfs, by machine."""
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _FAIL = 0x7FFF0000, 0x00050000 | errno.EIO
+"""Instructions and results of a seccomp filter (seccomp(2)). The first word that it can load is the number of the call."""
+_NO_NEW_PRIVILEGES, _SET_FILTER = 38, 1
 
 
 def fail_syncs() -> bool:
     """Let each later sync of this process fail with EIO, for ever. Return False if the system cannot do that."""
     seccomp, *syncs = _SYNCS.get(platform.machine(), (0,)) if sys.platform == "linux" else (0,)
-    jumps = [(0x15, len(syncs) - at, 0, number) for at, number in enumerate(syncs)]
-    steps = [(0x20, 0, 0, 0), *jumps, (6, 0, 0, 0x7FFF0000), (6, 0, 0, 0x50000 | errno.EIO)]  # load the number, allow, refuse
+    jumps = [(_JUMP_IF_EQUAL, len(syncs) - at, 0, number) for at, number in enumerate(syncs)]
+    steps = [(_LOAD, 0, 0, 0), *jumps, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _FAIL)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     program = struct.pack("HP", len(steps), ctypes.addressof(code))
     libc = ctypes.CDLL(None)
-    return bool(seccomp) and libc.prctl(38, 1, 0, 0, 0) == 0 and libc.syscall(seccomp, 1, 1, program) == 0
+    return (
+        bool(seccomp)
+        and libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0
+        and libc.syscall(seccomp, _SET_FILTER, 1, program) == 0
+    )
 
 
 def crash_points(whole: RecordingFiles) -> list[tuple[int, int]]:

@@ -96,8 +96,7 @@ class SegmentFormatTests(RoundTripTests):
         for entry in placed:
             record = data[entry.offset : entry.end]
             check_values(subject.descriptor.fields, form.fields(record))
-            spoilt = flipped(record, bit % (8 * len(record)))
-            spoilt = form.header + spoilt
+            spoilt = form.header + flipped(record, bit % (8 * len(record)))
             for _, offset, size in rows(form.scan(spoilt).records):
                 with contextlib.suppress(RecordError):
                     check_values(subject.descriptor.fields, form.fields(spoilt[offset : offset + size]))

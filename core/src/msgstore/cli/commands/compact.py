@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -169,17 +168,14 @@ def _copy(
 
 
 def _brokers_codec(target: options.StoreTarget) -> Backend | None:
-    """Return the codec of most of the first bodies in a broker's directory, as an adoption would; None for a store."""
-    if has_settings(target.path):
-        return None
-    found = find_inputs(target.catalogue, [target.path]).inputs[:1]
-    names: Counter[str | None] = Counter()
-    for first in found:
+    """Return the codec of the first bodies in a broker's directory, which an adoption would choose too; None for a store."""
+    bodies = []
+    for first in () if has_settings(target.path) else find_inputs(target.catalogue, [target.path]).inputs[:1]:
         with suppress(UnreadableSegmentError), opening(first) as (form, data):
             for _, offset, size, _ in islice(form.scan(data).records.rows(), 100):
                 begin, end = form.format.body_span(data, offset, size)
-                names[target.catalogue.known_codec(bytes(data[begin:end][:2]))] += 1
-    name = names.most_common(1)[0][0] if names else None
+                bodies.append(bytes(data[begin:end]))
+    name = target.catalogue.brokers_codec(bodies)
     return None if name is None else Backend(name)
 
 

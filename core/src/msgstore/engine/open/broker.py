@@ -111,8 +111,8 @@ def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCode
         return 2 * accepted > len(bodies)
 
     told = None
-    name, count = (Counter(catalogue.known_codec(stored) for _, stored in bodies).most_common(1) or [(None, 0)])[0]
-    if name is not None and 2 * count > len(bodies):
+    name = catalogue.brokers_codec([stored for _, stored in bodies])
+    if name is not None:
         try:
             descriptor = catalogue.body_codec(name)
             theirs = catalogue.make(descriptor, structure(descriptor.options, {}, f"{config.path}: the body codec {name}"))

@@ -52,14 +52,21 @@ class SegmentRange:
 def checksum(data: Buffer, end: int) -> int:
     """Return the CRC-32 of the bytes before ``end``. The holes of a sparse file are not read: they are zeros."""
     crc = at = 0
-    parts = data.stored_parts(0) if isinstance(data, SegmentMap) else [(0, len(data))]
     with memoryview(data) as view:
-        for begin, stop in (*parts, (end, end)):
-            for hole in range(at, min(begin, end), len(_ZEROS)):
-                crc = zlib.crc32(_ZEROS[: min(begin, end) - hole], crc)
-            with view[min(begin, end) : min(stop, end)] as stretch:
+        for begin, stop in data.stored_parts(0) if isinstance(data, SegmentMap) else [(0, len(data))]:
+            if begin >= end:
+                break
+            crc = _add_zeros(crc, begin - at)
+            at = min(stop, end)
+            with view[begin:at] as stretch:
                 crc = zlib.crc32(stretch, crc)
-            at = max(at, stop)
+    return _add_zeros(crc, end - at)
+
+
+def _add_zeros(crc: int, count: int) -> int:
+    """Return the CRC-32 of what has ``crc``, followed by ``count`` zeros."""
+    for left in range(count, 0, -len(_ZEROS)):
+        crc = zlib.crc32(_ZEROS[:left], crc)
     return crc
 
 
