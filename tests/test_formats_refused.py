@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.contract import Capability, Columns, GapFill, IndexDescriptor, SegmentFormatDescriptor
+from msgstore.contract import Capability, Columns, GapFill, IndexDescriptor, RecordField, SegmentFormatDescriptor
 from msgstore.plugins.loader import Provider, Registration
 from msgstore.testing import stores
 from msgstore_ets_index.index import EtsIndex
@@ -37,12 +37,15 @@ class Switched:
 class OddFormat(Switched, SegmentFormatV2):
     """Format v2, but for its faults."""
 
+    def fields(self, record):
+        return (record[0],)
+
 
 class OddIndex(Switched, EtsIndex):
     """The index ets, but for its faults."""
 
 
-def described(name, extension, capabilities, generation):
+def described(name, extension, capabilities, generation, fields=()):
     return SegmentFormatDescriptor(
         name=name,
         contract=(1, 0),
@@ -50,6 +53,7 @@ def described(name, extension, capabilities, generation):
         extension=extension,
         generation=generation,
         capabilities=capabilities,
+        fields=fields,
     )
 
 
@@ -58,7 +62,7 @@ def odd_catalogue():
     """What is installed, and the plugins of acme: ``odd`` is compacted in place, ``copied`` by a copy, ``odds`` is an index."""
     found = [
         Registration("format", described("odd", ".odd", HOLES, 3), ACME),
-        Registration("format", described("copied", ".copied", frozenset(), 3), ACME),
+        Registration("format", described("copied", ".copied", {Capability.FIELDS}, 3, (RecordField("kind", "int"),)), ACME),
         Registration("index", IndexDescriptor(name="odds", contract=(1, 0), factory=f"{__name__}:OddIndex"), ACME),
     ]
     return attrs.evolve(catalogue(), registrations=(*catalogue().registrations, *found))
@@ -225,12 +229,14 @@ RELOCATED = {f"relocate {fault}": ("relocate", act) for fault, act in RELOCATES.
 # -- migrations ---------------------------------------------------------------------------------------------------------------
 
 
-def test_migration_between_formats_of_one_generation(opened, tmp_path):
+def test_migration_between_formats_of_one_generation(opened, tmp_path, caplog):
+    """What the records lose is named."""
     store = opened("copied")
     left = fill(store)
     store.close()
     store = opened("odd")
     assert {done.outcome for done in store.migrate()} == {"migrated"}
+    assert "the format odd does not keep the fields of the migrated records: kind" in caplog.text
     assert contents(store) == left
     assert not store.migrate()
     assert {path.suffix for path in tmp_path.iterdir() if path.name[0].isdigit()} == {".odd"}

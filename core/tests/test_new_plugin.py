@@ -23,6 +23,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "gc-policy": {"gc": {"use": "mine-gc-policy", "garbage": 0.5, "smallest": 0}},
     "body-codec": {"body": {"use": "mine-body-codec", "level": 1}},
     "observer": {},
+    "command": {},
 }
 
 
@@ -104,6 +105,7 @@ REFUSED = [
                                                 "ümlaut")),
     *(("index", name, _NO_PACKAGE) for name in ("class", "json", "msgstore", "tests")),
     ("index", "ets", "already exists in msgstore-ets-index"),
+    ("command", "scan", "msgstore has a command 'scan'"),
     ("index", "click", "would replace the distribution click"),  # ``pip install -e .`` would uninstall it
     ("index", "attr", "would replace the module attr"),
     ("format", "sqs", "would end in .sqs, as those of the format 'v2'"),

@@ -196,7 +196,9 @@ class Store:
     def record(self, entry: StoredMessage) -> WholeRecord:
         """Return the whole record of a message, wherever it is now: its ``data`` and ``body``, ``path``, ``offset``, ``form``.
 
-        ``msgstore.scan.describe(record).as_json()`` has its type (``"record"``) and ``"fields"``. Raises as ``stored_body``.
+        ``msgstore.scan.describe(record)`` returns its type and fields: ``as_json()`` as text (``"record"``, ``"fields"``),
+        ``values`` as they were stored, times in nanoseconds, ``bound.fields`` their names and kinds. ``bound`` and ``values``
+        are None for a record without fields. Raises as ``stored_body``.
         """
         return self._reader.record(entry.msg_id)
 

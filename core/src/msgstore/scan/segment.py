@@ -179,7 +179,9 @@ class Described:
     record: str | None
     """Name of the record type, or None in a format without types."""
     bound: BoundRecord | None = None
+    """With the ``fields`` (name, kind) of the record. None if there are none."""
     values: Values | None = None
+    """Values of these fields. Times are nanoseconds since 1970. None if the record has no readable values."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the members of an object of ``--json``. ``fields`` is present only if the record type has fields."""

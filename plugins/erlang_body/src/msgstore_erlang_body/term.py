@@ -2,7 +2,9 @@
 
 Source: the chapter "External Term Format" of the ERTS user's guide, OTP 25 to 27, and the inputs that
 ``erlang:binary_to_term/1`` of those releases refuses. The form of funs before OTP 23 is also accepted. Refused: atom cache
-references and distribution headers, which have a meaning only on a connection, and LOCAL_EXT, which has one only on its node.
+references and distribution headers, which have a meaning only on a connection, LOCAL_EXT, which has one only on its node, and
+the tags 73 and 75. They are an atom's position in the atom table of a running node. ``binary_to_term`` would take the atom that
+its own node has there; ``term_to_binary`` never writes them.
 Not checked: that the keys of a map differ.
 
 A term is walked, not built. The walk keeps only the number of terms to come, so nesting costs no memory. Each term has at

@@ -116,7 +116,8 @@ def migrate(
     In place, each segment of another format is rewritten and then deleted, and new messages are written in FORMAT from then
     on. With DEST, the store is only read, by the chosen runner, and every message with a reference is copied with its count. If
     such a message is missing or damaged, or the store has lost its counts, the command fails without creating DEST. Bodies are
-    copied as they are stored; DEST remembers their codec, also that of a broker.
+    copied as they are stored; DEST remembers their codec, also that of a broker. Fields that a format keeps with a record, such
+    as a time, are lost if FORMAT has none of that name.
 
     \b
     Examples:

@@ -28,7 +28,7 @@ _STORE_EXTENSIONS = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
 """Extensions of files in stores or next to them, whether or not a plugin reads them."""
 _MAX_NAME = 40
 """Characters. Names of backends have at most 64."""
-KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "observer")
+KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "observer", "command")
 
 
 @click.command(name="new-plugin")
@@ -39,16 +39,16 @@ KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "observer"
 def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
     """Write the start of a plugin: a distribution that can be installed, works, and passes its tests.
 
-    NAME is the name of the distribution, of its directory, and of the backend in a configuration. The directory must not exist.
-    Nothing is overwritten. If the command fails, it leaves nothing behind.
+    NAME is the name of the distribution, of its directory, and of the backend in a configuration, or of the command. The
+    directory must not exist. Nothing is overwritten. If new-plugin fails, it leaves nothing behind.
 
     \b
     Examples:
       msgstore new-plugin record-type acme-audit
       msgstore new-plugin index acme-sqlite --into plugins
     """
-    # The differences of the kind: its noun, the module ``part`` with the implementation, texts of the README, and the kind of
-    # the backend in the ``catalogue``, unless it cannot be selected.
+    # The differences of the kind: its noun, the module ``part`` with the implementation, the ``library`` that it imports, texts
+    # of the README, and its kind in the ``catalogue``, unless it has no name there.
     words = tomllib.loads((_SKELETONS / kind / "skeleton.toml").read_text(encoding="utf-8"))
     for error in _name_errors(kind, name, words):
         raise click.BadParameter(error)
@@ -104,6 +104,9 @@ def _name_errors(kind: str, name: str, words: dict[str, Any]) -> Iterator[str]:
         )
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("msgstore", "src", "test", "tests"):
         yield f"{name!r} cannot be the name of a package: {module!r} is a name of Python or of msgstore"
+    program = click.get_current_context().find_root().command
+    if kind == "command" and isinstance(program, click.Group) and name in program.commands:
+        yield f"msgstore has a command {name!r}, and no plugin replaces it. Choose another name."
     catalogue, extension = load_catalogue(), f".{module}"
     owner = catalogue.formats_by_extension().get(extension)
     if kind == "format" and (owner or extension in _STORE_EXTENSIONS):

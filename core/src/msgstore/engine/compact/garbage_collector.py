@@ -62,6 +62,7 @@ _PAUSE_SECONDS = 0.02
 _CLOCK_STEP_SECONDS = 60.0
 """A larger step of the clock is logged."""
 _CLOCK_WAS_SET = "%s: the clock was set forward by %.0f s. For the GC policy no message is older until the store opens again"
+_FIELDS_ARE_LOST = "%s: the format %s does not keep the fields of the migrated records: %s"
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that is never set; with BOOTTIME it also counts the sleep of the machine."""
 ProgressCallback = Callable[[int, int], object]
@@ -119,11 +120,18 @@ class GarbageCollector:
         return self._carry_out(compact_all if everything else self._plan, progress)
 
     def migrate(self, progress: ProgressCallback | None = None) -> list[CollectionResult]:
-        """Copy every segment of another format into the store's format, whatever the policy plans. Raises as ``collect``."""
+        """Copy every segment of another format into the store's format, whatever the policy plans. Raises as ``collect``.
 
-        def plan(stats: Sequence[SegmentStats], _: object) -> list[Action]:
-            own = self._context.form.descriptor.name
-            return [Migrate(s.number) for s in stats if s.live_count and s.format != own]
+        Logs a warning with the fields of records that the store's format does not keep.
+        """
+
+        def plan(stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
+            own = self._context.form.descriptor
+            chosen = [s.number for s in stats if s.live_count and s.format != own.name]
+            lost = {field.name for number in chosen for field in segments[number].form.descriptor.fields}
+            if lost := lost - {field.name for field in own.fields}:
+                log.warning(_FIELDS_ARE_LOST, self._segments.directory, own.name, ", ".join(sorted(lost)))
+            return [Migrate(number) for number in chosen]
 
         return self._carry_out(plan, progress)
 
