@@ -19,7 +19,7 @@ import pytest
 
 import clusters
 import msgstore
-from msgstore_spark import SparkUnavailable, java, session
+from msgstore_spark import SparkUnavailable, java, session, sessions
 from msgstore_spark.java import VECTOR_MODULE, find_java_home
 from msgstore_spark.sessions import SETTINGS, active, own_address
 
@@ -136,6 +136,16 @@ def test_session_of_tests_has_java_and_settings(spark):
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.sparkContext.pythonExec == sys.executable
     assert {"JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"} & os.environ.keys() == set()
+
+
+@pytest.mark.parametrize("limit", ["max\n", f"{6 * 2**30}\n", f"{2**30}\n", ""])
+def test_heap_of_local_masters_is_a_quarter_of_the_memory(limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "_GROUP_LIMIT", tmp_path / "memory.max")
+    (tmp_path / "memory.max").write_text(limit)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = min(machine, int(limit)) if limit.strip().isdigit() else machine
+    assert sessions._settings_for("local[2]", None)["spark.driver.memory"] == f"{max(1024, memory // 4 // 2**20)}m"
+    assert "spark.driver.memory" not in sessions._settings_for("local-cluster[2,1,1024]", None)
 
 
 def test_active_session_is_used(spark):

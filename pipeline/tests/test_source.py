@@ -236,7 +236,7 @@ def test_tasks_without_bodies_are_larger(schema, megabytes, options, tasks):
 def test_tasks_have_limited_number_of_segments():
     inputs = tuple(SegmentInput(rank, "s", f"s/{rank}.sqs", "v2", 100) for rank in range(20_000))
     partitions = SegmentReader(ReadOptions.of({"path": "s"}), JobInputs(inputs, (), (), ()), RECORD).partitions()
-    assert [len(one.inputs) for one in partitions if isinstance(one, SegmentPartition)] == [256] * 78 + [32]
+    assert [len(one.inputs) for one in partitions if isinstance(one, SegmentPartition)] == [1024] * 19 + [544]
 
 
 def test_task_gets_its_own_segments_only(spark, tmp_path, monkeypatch):

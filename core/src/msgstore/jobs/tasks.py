@@ -20,7 +20,7 @@ Run = Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]
 Task = tuple[SegmentInput, ...]
 TASK_SIZE = 64 * 2**20
 """Bytes. With smaller tasks their fixed cost counts; with much larger ones, one worker is busy at the end of a job."""
-TASK_FILES = 256
+TASK_FILES = 1024
 """Segments. Opening many small ones takes longer than reading them."""
 
 

@@ -132,8 +132,8 @@ def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Rec
 
 
 def _rows(records: Columns, form: OpenFormat, only: Sequence[Condition], names: Collection[str]) -> pa.RecordBatch:
-    """Return those of id, offset, size and type that are among ``names``, and the id in any case, of the wanted records.
-    Without a condition, the buffers are those of the scan."""
+    """Return those of id, offset, size and type that are among ``names``, and the id as first column in any case, of the wanted
+    records. Without a condition, the buffers are those of the scan."""
     columns = {"id": fixed_width(records.ids)}
     if "offset" in names:
         columns["offset"] = int64(records.offsets)
@@ -178,29 +178,32 @@ def _batches(
     place = zip(_PLACE, map(as_text, _place(found)), strict=True) if names.intersection(_PLACE) else ()
     same = {**dict(place), **constants}
     columns = {name: pa.repeat(pa.scalar(same[name], schema.field(name).type), rows.num_rows) for name in names & same.keys()}
-    columns |= {name: rows.column(name) if name == "id" else _shown(rows, name, form) for name in names & set(_SCANNED)}
+    columns |= {name: _shown(rows, name, form) for name in names & set(_SCANNED) - {"id"}}
+    ids = rows.column(0)
     others = names - same.keys() - {*_SCANNED, "body"} - {field.name for _, field in asked}
     columns |= {name: _field(form, data, rows, name, schema.field(name).type) for name in others}
-    placed: Spans | None = None
-    if asked or "body" in names:
-        placed = _spans(form, data, rows.column("offset"), rows.column("size"), rows.column("type"))
+
+    def batch(begin: int, length: int, more: dict[str, pa.Array]) -> pa.RecordBatch:
+        part = {name: column.slice(begin, length) for name, column in columns.items()} | more
+        if "id" in names:
+            part["id"] = as_binary(ids.slice(begin, length))  # a cast takes as long as the scan of a small segment
+        return pa.RecordBatch.from_arrays([part[name] for name in schema.names], schema=schema)
+
+    if not asked and "body" not in names:
+        yield from (batch(first, BATCH_ROWS, {}) for first in range(0, rows.num_rows, BATCH_ROWS))
+        return
+    begins, ends = _spans(form, data, rows.column("offset"), rows.column("size"), rows.column("type"))
     first = 0
     while first < rows.num_rows:
-        count = min(BATCH_ROWS, rows.num_rows - first)
-        bodies = None
-        if placed is not None:
-            limit = placed[0][first].as_py() + BATCH_BYTES
-            count = max(1, pc.sum(pc.less_equal(placed[1].slice(first, count), limit)).as_py())
-            bodies = _take_bodies(data, *(edge.slice(first, count) for edge in placed))
-        begin = first
+        limit = begins[first].as_py() + BATCH_BYTES
+        count = max(1, pc.sum(pc.less_equal(ends.slice(first, min(BATCH_ROWS, rows.num_rows - first)), limit)).as_py())
+        bodies = _take_bodies(data, begins.slice(first, count), ends.slice(first, count))
+        at = 0
         for length, decoded in _decoded(codec, asked, rows.slice(first, count), bodies):
-            part = {name: columns[name].slice(first, length) for name in names & columns.keys()} | decoded
-            if "id" in names:
-                part["id"] = as_binary(part["id"])  # a cast takes as long as the scan of a small segment
-            if bodies is not None:
-                part["body"] = bodies.slice(first - begin, length)
-            yield pa.RecordBatch.from_arrays([part[name] for name in schema.names], schema=schema)
-            first += length
+            body = {"body": bodies.slice(at, length)} if "body" in names else {}
+            yield batch(first + at, length, decoded | body)
+            at += length
+        first += count
 
 
 _PLACE = ("store", "file", "format")
@@ -263,10 +266,10 @@ def _int32(column: pa.Int64Array) -> array[int]:
 
 
 def _decoded(
-    codec: OpenCodec | None, asked: Sequence[tuple[int, RecordField]], part: pa.RecordBatch, bodies: pa.BinaryArray | None
+    codec: OpenCodec | None, asked: Sequence[tuple[int, RecordField]], part: pa.RecordBatch, bodies: pa.BinaryArray
 ) -> Iterator[tuple[int, dict[str, pa.Array]]]:
     """Yield (rows, the columns of the codec that are asked for): as many rows as have about BATCH_BYTES of values, or one."""
-    if codec is None or bodies is None or not asked:
+    if codec is None or not asked:
         yield part.num_rows, {}
         return
     rows: list[list[object]] = []
