@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
 import msgstore
+from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import RECORD, project, records_schema
 from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
@@ -23,7 +24,7 @@ from msgstore.jobs.workers import open_codec
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.source import MsgStoreSource, SegmentReader, register
 from msgstore_spark.streams import SegmentStreamReader
-from msgstore_spark.tasks import SegmentPartition, absolute, map_tasks
+from msgstore_spark.tasks import SegmentPartition, absolute, map_tasks, read_segments
 
 # -- queries ------------------------------------------------------------------------------------------------------------------
 
@@ -237,6 +238,13 @@ def test_tasks_have_limited_number_of_segments():
     inputs = tuple(SegmentInput(rank, "s", f"s/{rank}.sqs", "v2", 100) for rank in range(20_000))
     partitions = SegmentReader(ReadOptions.of({"path": "s"}), JobInputs(inputs, (), (), ()), RECORD).partitions()
     assert [len(one.inputs) for one in partitions if isinstance(one, SegmentPartition)] == [1024] * 19 + [544]
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2**23, 100), (0, 2**40)])
+def test_job_of_too_many_or_too_large_segments_is_refused(spark, rank, size):
+    task = (SegmentInput(rank, "s", "s/0.sqs", "v2", size),)
+    with pytest.raises(ConfigError, match="at most 8,388,608 segments, of less than 1 TiB each"):
+        read_segments(spark, lambda item: pytest.fail(f"{item} is read"), [task])
 
 
 def test_task_gets_its_own_segments_only(spark, tmp_path, monkeypatch):

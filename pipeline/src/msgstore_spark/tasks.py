@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import InputPartition
 
-from msgstore.contract import Columns
+from msgstore.contract import Columns, ConfigError
 from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import SegmentRange
@@ -27,6 +27,9 @@ R = TypeVar("R")
 SegmentRows = tuple[Columns, Mapping[str, pa.Array], object]
 """Records of a segment, further columns of their rows, and a result for the whole segment, which is pickled."""
 IS_RECORD = "result is null"
+_OFFSET_BITS = 40
+_MAX_SEGMENTS = 1 << 63 - _OFFSET_BITS
+"""Rank and offset of a record are one integer of 63 bits. Segments have less than 1 TiB, as in :mod:`msgstore.locations`."""
 _JOINED = 2**20
 """Size in bytes from which a batch is passed to Spark; smaller ones are joined."""
 _SQL = {pa.int64(): "long", pa.binary(): "binary", pa.bool_(): "boolean"}
@@ -86,8 +89,16 @@ def read_segments(
 ) -> DataFrame:
     """Call ``read`` on an executor for each segment, and return the rows (rank, offset, id, ``columns``, result).
 
-    Each record has a row, without a result. Each segment has one more, with the pickled result and else nulls.
+    Each record has a row, without a result. Each segment has one more, with the pickled result and else nulls. Raises
+    ConfigError for more than ``_MAX_SEGMENTS``, or for a segment of more than 1 TiB.
     """
+    for task in tasks:
+        for item in task:
+            if item.rank >= _MAX_SEGMENTS or item.size >> _OFFSET_BITS:
+                raise ConfigError(
+                    f"{item.path}: a job on Spark takes at most {_MAX_SEGMENTS:,} segments, of less than 1 TiB each. "
+                    "Give it a part of them, or run it with local processes"
+                )
     schema = pa.schema({"rank": pa.int64(), "offset": pa.int64(), "id": pa.binary(), **columns, "result": pa.binary()})
 
     def run(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
@@ -113,10 +124,16 @@ def segment_results(rows: DataFrame) -> dict[int, Any]:
 
 
 def first_copies(records: DataFrame, *columns: str, store: str = "") -> DataFrame:
-    """Return (id, ``columns``) of the first copy of each id, in each ``store`` if there is such a column."""
-    keys = [*filter(None, [store]), "id"]
-    first = sf.min(sf.struct("rank", "offset", *(name for name in columns if name not in ("rank", "offset")))).alias("first")
-    return records.groupBy(*keys).agg(first).select("id", *(f"first.{name}" for name in columns))
+    """Return (id, ``columns``) of the first copy of each id, in each ``store`` if there is such a column.
+
+    Rank and offset are compared as one integer: Spark aggregates numbers in a hash table, a minimum of structs by sorting.
+    """
+    first = {"rank": sf.shiftright("place", _OFFSET_BITS), "offset": sf.col("place").bitwiseAND((1 << _OFFSET_BITS) - 1)}
+    place = sf.shiftleft("rank", _OFFSET_BITS).bitwiseOR(sf.col("offset"))
+    others = [sf.min_by(name, "place").alias(name) for name in columns if name not in first]
+    keyed = records.withColumn("place", place).groupBy(*filter(None, [store]), "id")
+    found = keyed.agg(sf.min("place").alias("place"), *others)
+    return found.select("id", *(first[name].alias(name) if name in first else name for name in columns))
 
 
 def join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
