@@ -21,6 +21,7 @@ import pytest
 import msgstore
 from crash.files import FaultyFiles, every_fault
 from msgstore.directory import known_settings
+from msgstore.engine import opening
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.files import Files
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, copy_of, listing
@@ -486,3 +487,15 @@ def test_store_opens_again_with_its_backends(tmp_path):
         assert store.stats().messages == 2
     settings = known_settings(Files(), tmp_path)
     assert (settings.index, settings.record) == ("ets", "message")
+
+
+def test_missing_backend_of_the_last_opening_is_no_key_of_the_caller(tmp_path, monkeypatch):
+    msgstore.open_store(tmp_path, index="lmdb").close()
+    found = msgstore.load_catalogue()
+    less = attrs.evolve(found, registrations=tuple(one for one in found.registrations if one.descriptor.name != "lmdb"))
+    monkeypatch.setattr(opening, "load_catalogue", lambda: less)
+    with pytest.raises(
+        msgstore.PluginError, match=f"^{tmp_path}: last opened with index: no installed plugin provides the index 'lmdb'"
+    ):
+        msgstore.open_store(tmp_path)
+    msgstore.open_store(tmp_path, index="ets").close()

@@ -140,7 +140,7 @@ def test_session_of_tests_has_java_and_settings(spark):
 
 @pytest.mark.parametrize("limit", ["max\n", f"{6 * 2**30}\n", f"{2**30}\n", ""])
 def test_heap_of_local_masters_is_a_quarter_of_the_memory(limit, tmp_path, monkeypatch):
-    monkeypatch.setattr(sessions, "_GROUP_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(sessions, "_GROUP_LIMITS", (tmp_path / "none", tmp_path / "memory.max"))
     (tmp_path / "memory.max").write_text(limit)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory = min(machine, int(limit)) if limit.strip().isdigit() else machine

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 
 import attrs
 import pyarrow as pa
@@ -26,6 +27,7 @@ from msgstore.jobs.salvage import NAMED, InputReport, SalvageJob, SalvageReport,
 from msgstore_spark.jobs import read_counts
 from msgstore_spark.tasks import IS_RECORD, SegmentRows, absolute, first_copies, on_disk, read_segments, segment_results
 
+_SELECTED = pa.schema({"task": pa.int32(), "rank": pa.int64(), "offset": pa.int64(), "id": pa.binary(), "size": pa.int64()})
 Results = Mapping[int, tuple[int, IntactRecords]]
 """Rank to (bytes of intact records, findings without the records) of a segment."""
 
@@ -69,7 +71,8 @@ def _rows(
     good = _sums(first)
     alive = good if referenced is None else _sums(referenced)
     recovered: dict[int, list[tuple[bytes, int, int]]] = {}
-    for row in first.where("recovered").orderBy("rank", "offset").collect():
+    after_damage = first.where("recovered").collect()  # few: Spark's orderBy would read all rows twice more
+    for row in sorted(after_damage, key=attrgetter("rank", "offset")):
         recovered.setdefault(row.rank, []).append((bytes(row.id), row.offset, row.size))
     rows: list[tuple[InputReport, Sequence[Damage]]] = []
     for item in job.found.inputs:
@@ -95,27 +98,29 @@ def _copy(spark: SparkSession, first: DataFrame, results: Results, job: SalvageJ
     tasks, light = job.tasks(), job.for_workers()
     checked = [[(absolute(item), results[item.rank][1].crc32) for item in task] for task in tasks]
     numbers = [(item.rank, number) for number, task in enumerate(tasks) for item in task]
-    by_rank = spark.createDataFrame(numbers, "rank long, task long")
-    # An explicit number of partitions: the shuffled data is small, and Spark would coalesce it into one partition.
-    with_task = first.join(sf.broadcast(by_rank), "rank").repartition(max(1, len(tasks)), "task")
+    by_rank = spark.createDataFrame(numbers, "rank long, task int")
+    by_task = first.join(sf.broadcast(by_rank), "rank").repartitionById(max(1, len(tasks)), "task")
 
-    def run(key: tuple[pa.Scalar, ...], selected: pa.Table) -> pa.Table:
-        number = key[0].as_py()
-        selected = selected.sort_by([("rank", "ascending"), ("offset", "ascending")])
-        part = copy((number, _selections(checked[number], selected)), light, staging)
-        return pa.table({"part": pa.array([pickle.dumps(part)], pa.binary())})
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Copy the records of one task: a partition has no other."""
+        selected = pa.Table.from_batches(batches, _SELECTED).sort_by([("rank", "ascending"), ("offset", "ascending")])
+        if selected.num_rows:
+            number = selected["task"][0].as_py()
+            part = copy((number, _selections(checked[number], selected)), light, staging)
+            yield pa.record_batch([[pickle.dumps(part)]], ["part"])
 
-    for row in with_task.groupBy("task").applyInArrow(run, "part binary").collect():
+    for row in by_task.select(_SELECTED.names).mapInArrow(run, "part binary").collect():
         yield pickle.loads(row.part)
 
 
 def _selections(task: Sequence[tuple[SegmentInput, int]], selected: pa.Table) -> Iterator[Selection]:
     for item, crc32 in task:
-        rows = selected.filter(pc.equal(selected["rank"], item.rank))
-        if rows.num_rows:
-            records = Columns()
-            ids, offsets, sizes = (rows[name].to_pylist() for name in ("id", "offset", "size"))
-            records.extend(ids, offsets, sizes, bytes(len(ids)))
+        rows = selected.filter(pc.equal(selected["rank"], item.rank)).combine_chunks()
+        if count := rows.num_rows:
+            records = Columns(bytearray(b"".join(rows["id"].to_pylist())), types=bytearray(count))
+            for column, name in (records.offsets, "offset"), (records.sizes, "size"):
+                for chunk in rows[name].chunks:
+                    column.frombytes(chunk.buffers()[1].slice(8 * chunk.offset, 8 * len(chunk)))
             yield Selection(item, crc32, records)
 
 

@@ -38,7 +38,8 @@ if that is more, as other programs in Java do: ``distinct`` on 20 million ids sp
 CONNECT_TIMEOUT_SECONDS = 10.0
 """Timeout for connections to a master or a Connect server. Spark itself waits minutes."""
 log = logging.getLogger("msgstore.spark")
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_GROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files of cgroup v2 and v1 in which a container finds its limit."""
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\d+|\*)(?:\s*,\s*\d+)?\])?")
 _MASTER = re.compile(r"(local(-cluster)?(\[.*\])?|yarn|k8s://.+|spark://.+:\d+.*)")
 MASTERS = "local[*], local-cluster[2,1,1024], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..."
@@ -53,7 +54,8 @@ def session(
     Masters are ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://HOST:PORT``, ``sc://HOST:PORT``, ``yarn`` and
     ``k8s://...``. Without ``master``, it is the active session or the one of ``spark-submit``, if there is one. Otherwise the
     master is ``SPARK_REMOTE`` or ``MASTER`` of the environment, or ``local[*]``. An active session is returned unchanged if it
-    has the requested master and settings. ``config`` overrides the default settings (``SETTINGS``).
+    has the requested master and settings. ``config`` overrides the default settings: ``SETTINGS``, and on ``local`` masters a
+    heap of a quarter of the memory and shuffles without compression.
 
     Executors run the Python of ``PYSPARK_PYTHON``, or this Python by its path. The environment of this process is not changed
     permanently. Start only one session at a time; every thread can use it.
@@ -173,8 +175,9 @@ def _local_slots(master: str) -> int:
 def memory() -> int:
     """Return the memory in bytes that this machine has, or the control group of this process."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
-        found = min(found, int(_GROUP_LIMIT.read_text()))
+    for limit in _GROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            found = min(found, int(limit.read_text()))
     return found
 
 
