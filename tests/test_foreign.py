@@ -53,7 +53,7 @@ def test_a_compaction_that_is_stopped_anywhere_loses_nothing(foreign, durability
 
 
 def test_kit_compacts_large_headers_in_place(monkeypatch):
-    """A ledger has a header of 4 KiB. The segments of the kit's stores have room for it and for several records."""
+    """The format ``ledger`` has a header of 4 KiB. The kit makes segments that also have room for several records."""
     ledger = next(subject for subject in Subject.registered_by("foreign-backends") if subject.kind == "format")
     form = ledger.descriptor.load_factory()
     filled, fill = [], form.fill_gap

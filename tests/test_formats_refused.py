@@ -230,7 +230,7 @@ RELOCATED = {f"relocate {fault}": ("relocate", act) for fault, act in RELOCATES.
 
 
 def test_migration_between_formats_of_one_generation(opened, tmp_path, caplog):
-    """What the records lose is named."""
+    """A warning names the fields that the new format does not keep."""
     store = opened("copied")
     left = fill(store)
     store.close()

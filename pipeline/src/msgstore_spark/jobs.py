@@ -67,7 +67,8 @@ def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
         for found in (job.found_a, job.found_b)
     )
     first_a, first_b = (
-        first_copies(read.where(IS_RECORD), "digest").withColumnRenamed("digest", name) for name, read in (("a", a), ("b", b))
+        first_copies(read.where(IS_RECORD), found.inputs, "digest").withColumnRenamed("digest", name)
+        for name, read, found in (("a", a, job.found_a), ("b", b, job.found_b))
     )
     same = sf.when(sf.col("a") == sf.col("b"), "same").otherwise("differing")
     kind = sf.when(sf.col("b").isNull(), "only_a").when(sf.col("a").isNull(), "only_b").otherwise(same).alias("kind")
@@ -121,7 +122,7 @@ def _live(spark: SparkSession, job: InventoryJob, records: DataFrame, counts: st
     stores = [(item.rank, first_ranks.setdefault(item.store, item.rank)) for item in job.found.inputs]
     with_store = records.join(sf.broadcast(spark.createDataFrame(stores, "rank long, store long")), "rank")
     referenced = with_store.join(read_counts(spark, counts).select("id"), "id", "left_semi")
-    first = first_copies(referenced, "rank", "size", store="store")
+    first = first_copies(referenced, job.found.inputs, "rank", "size", store="store")
     found = first.groupBy("rank").agg(sf.count("*").alias("records"), sf.sum("size").alias("bytes")).collect()
     return {row.rank: (row.records, row.bytes) for row in found}
 

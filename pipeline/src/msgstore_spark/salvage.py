@@ -40,7 +40,7 @@ def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
     counts = None if job.counts is None else read_counts(spark, job.counts)
     records = examined.where(IS_RECORD)
     referenced = records if counts is None else records.join(counts.select("id"), "id", "left_semi")
-    first = first_copies(referenced, "rank", "offset", "size", "recovered")
+    first = first_copies(referenced, job.found.inputs, "rank", "offset", "size", "recovered")
     with on_disk(examined, counts, first):
         missing, names = 0, []
         if counts is not None:

@@ -34,7 +34,7 @@ SETTINGS: dict[str, str] = {
 """Default settings of a session; ``config`` overrides them."""
 MIN_HEAP = 2**30
 """Spark's default for the heap of the JVM, in bytes. ``local`` masters, whose tasks all share it, get a quarter of the memory
-if that is more, as other programs in Java do: ``distinct`` on 20 million ids spills into files with less."""
+if that is more, as other programs in Java do. With 1 GiB, ``distinct`` on 20 million ids writes temporary files."""
 CONNECT_TIMEOUT_SECONDS = 10.0
 """Timeout for connections to a master or a Connect server. Spark itself waits minutes."""
 log = logging.getLogger("msgstore.spark")
@@ -153,7 +153,7 @@ def _settings_for(master: str | None, address: str | None) -> dict[str, str]:
     chosen = {"spark.master": master} | ({"spark.driver.host": address} if address else {})
     if slots := _local_slots(master):
         chosen["spark.sql.shuffle.partitions"] = str(4 * slots)  # Spark coalesces small partitions, but splits none
-        # Ids are random: compression costs a third of the time of a shuffle, and no network is there to gain from it.
+        # What the jobs shuffle is mostly random ids: compression takes time, and makes them no smaller.
         chosen |= {"spark.shuffle.compress": "false", "spark.shuffle.spill.compress": "false"}
         if in_this_process(master):
             chosen["spark.driver.memory"] = f"{max(MIN_HEAP, memory() // 4) >> 20}m"

@@ -89,16 +89,8 @@ def read_segments(
 ) -> DataFrame:
     """Call ``read`` on an executor for each segment, and return the rows (rank, offset, id, ``columns``, result).
 
-    Each record has a row, without a result. Each segment has one more, with the pickled result and else nulls. Raises
-    ConfigError for more than ``_MAX_SEGMENTS``, or for a segment of more than 1 TiB.
+    Each record has a row, without a result. Each segment has one more, with the pickled result and else nulls.
     """
-    for task in tasks:
-        for item in task:
-            if item.rank >= _MAX_SEGMENTS or item.size >> _OFFSET_BITS:
-                raise ConfigError(
-                    f"{item.path}: a job on Spark takes at most {_MAX_SEGMENTS:,} segments, of less than 1 TiB each. "
-                    "Give it a part of them, or run it with local processes"
-                )
     schema = pa.schema({"rank": pa.int64(), "offset": pa.int64(), "id": pa.binary(), **columns, "result": pa.binary()})
 
     def run(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
@@ -123,11 +115,18 @@ def segment_results(rows: DataFrame) -> dict[int, Any]:
     return {row.rank: pickle.loads(row.result) for row in rows.where("result is not null").collect()}
 
 
-def first_copies(records: DataFrame, *columns: str, store: str = "") -> DataFrame:
-    """Return (id, ``columns``) of the first copy of each id, in each ``store`` if there is such a column.
+def first_copies(records: DataFrame, inputs: Iterable[SegmentInput], *columns: str, store: str = "") -> DataFrame:
+    """Return (id, ``columns``) of the first copy of each id in ``inputs``, in each ``store`` if there is such a column.
 
-    Rank and offset are compared as one integer: Spark aggregates numbers in a hash table, a minimum of structs by sorting.
+    Rank and offset are compared as one integer: Spark aggregates numbers in a hash table, but a minimum of structs by sorting.
+    Raises ConfigError for a rank or a size that this integer has no room for.
     """
+    for item in inputs:
+        if item.rank >= _MAX_SEGMENTS or item.size >> _OFFSET_BITS:
+            raise ConfigError(
+                f"{item.path}: this job on Spark takes at most {_MAX_SEGMENTS:,} segments, of less than 1 TiB each. Give it a "
+                "part of them, or run it with local processes"
+            )
     first = {"rank": sf.shiftright("place", _OFFSET_BITS), "offset": sf.col("place").bitwiseAND((1 << _OFFSET_BITS) - 1)}
     place = sf.shiftleft("rank", _OFFSET_BITS).bitwiseOR(sf.col("offset"))
     others = [sf.min_by(name, "place").alias(name) for name in columns if name not in first]

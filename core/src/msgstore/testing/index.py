@@ -220,7 +220,7 @@ class IndexTests(KitTests):
         place.subject.needs(Capability.PERSISTENT)
         with ChildProcess(place, _commit_rounds) as child:
             for number in range(40):
-                time.sleep(number / 5000)  # each time another moment of its work
+                time.sleep(number / 5000)  # so that the child is stopped at 40 different moments
                 with child.stopped() as done:
                     found = place.copy().saved()
                 assert found in (committed(done), committed(done + 1)), f"after commit {done}: {found[0]}"
