@@ -495,7 +495,7 @@ def test_missing_backend_of_the_last_opening_is_no_key_of_the_caller(tmp_path, m
     less = attrs.evolve(found, registrations=tuple(one for one in found.registrations if one.descriptor.name != "lmdb"))
     monkeypatch.setattr(opening, "load_catalogue", lambda: less)
     with pytest.raises(
-        msgstore.PluginError, match=f"^{tmp_path}: last opened with index: no installed plugin provides the index 'lmdb'"
+        msgstore.PluginError, match=f"^{tmp_path} \\(as last opened\\) index: no installed plugin provides the index 'lmdb'"
     ):
         msgstore.open_store(tmp_path)
     msgstore.open_store(tmp_path, index="ets").close()

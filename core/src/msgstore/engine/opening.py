@@ -120,7 +120,7 @@ def _remembered(config: StoreConfig, named: Container[str]) -> StoreConfig:
     if "format" not in named and "record" not in named:
         changes["record"] = last.record
     if not any(name in named for name in (*found, "record")):
-        changes["where"] = f"{config.path}: last opened with"
+        changes["where"] = f"{config.path} (as last opened)"
     return attrs.evolve(config, **changes)
 
 
