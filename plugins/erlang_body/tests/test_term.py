@@ -95,6 +95,13 @@ def test_unknown_tags_are_refused_at_any_depth():
         b"r\0\6w\1n" + bytes(40),
         b"gm\0\0\0\1n" + bytes(9),  # the node is no atom
         b"qw\1mw\1fb\0\0\0\2",
+        # What binary_to_term of OTP 25 refuses on every node.
+        b"gw\3a@b" + bytes(8) + b"\4",  # a creation above 3
+        b"fw\3a@b" + bytes(4) + b"\4",
+        b"ew\3a@b" + bytes(4) + b"\4",
+        b"ew\3a@b\0\4\0\0\0",  # a word above 18 bits
+        b"r\0\1w\3a@b\0\0\4\0\0",
+        b"r\0\1w\3a@b\4\0\0\0\1",
         b"yj",  # LOCAL_EXT
         b"R\0",  # ATOM_CACHE_REF
         b"\x83j",  # the version twice
@@ -104,6 +111,30 @@ def test_unknown_tags_are_refused_at_any_depth():
 )
 def test_malformed_term_is_refused(term):
     assert not is_term(b"\x83" + term)
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        b"gw\3a@b" + b"\xff" * 8 + b"\3",
+        b"Xw\3a@b" + b"\xff" * 12,
+        b"fw\3a@b" + b"\xff" * 4 + b"\0",
+        b"Yw\3a@b" + b"\xff" * 8,
+        b"xw\3a@b" + b"\xff" * 12,
+        b"r\0\2w\3a@b\0\0\3\xff\xff\xff\xff\xff\xff",
+        b"Z\0\1w\3a@b\0\0\0\0\xff\xff\xff\xff",
+    ],
+    ids=lambda term: term[:8].hex(),
+)
+def test_numbers_of_another_node_are_accepted(term):
+    """As binary_to_term of OTP 25 does."""
+    assert is_term(b"\x83" + term)
+
+
+def test_size_in_a_fun_is_not_checked():
+    fun = next(term for term in KINDS if term[:1] == b"p")
+    for size in (0, 4, len(fun), 2**32 - 1):
+        assert is_term(b"\x83p" + u32(size) + fun[5:])
 
 
 def test_atom_of_255_characters_may_have_more_bytes():

@@ -5,7 +5,8 @@ Source: the chapter "External Term Format" of the ERTS user's guide, OTP 25 to 2
 references and distribution headers, which have a meaning only on a connection, LOCAL_EXT, which has one only on its node, and
 the tags 73 and 75. They are an atom's position in the atom table of a running node. ``binary_to_term`` would take the atom that
 its own node has there; ``term_to_binary`` never writes them.
-Not checked: that the keys of a map differ.
+Not checked: that the keys of a map differ, and numbers of pids and ports that only the node itself refuses, as it could not
+have given them. The size in a fun has no meaning for ``binary_to_term``, and is not checked either.
 
 A term is walked, not built. The walk keeps only the number of terms to come, so nesting costs no memory. Each term has at
 least one byte, so a count larger than the number of remaining bytes is refused at once.
@@ -39,6 +40,10 @@ _SMALL_INTEGER, _INTEGER, _PID, _NEW_PID = 97, 98, 103, 88
 _MAX_ATOM = 255
 """Maximum length of an atom in characters."""
 _MAX_REFERENCE_WORDS = 5
+_MAX_CREATION = 3
+"""Largest creation in one byte."""
+_MAX_FIRST_WORD = 2**18 - 1
+"""Largest first word of a reference whose creation has one byte."""
 
 _U8, _U16, _U32 = struct.Struct("B"), struct.Struct(">H"), struct.Struct(">I")
 _DOUBLE = struct.Struct(">d")
@@ -153,16 +158,40 @@ def _atom_end(data: bytes, at: int) -> int:
 
 
 def _on_node(size: int) -> Reader:
-    """Return a reader of a node name and ``size`` bytes: pids, ports, the oldest references."""
+    """Return a reader of a node name and ``size`` bytes: pids and ports."""
     return lambda data, at: (_atom_end(data, at) + size, 0)
 
 
+def _on_node_before_otp_23(size: int) -> Reader:
+    """Return a reader of a node name, ``size`` bytes, and a creation of one byte."""
+
+    def read(data: bytes, at: int) -> Step:
+        creation = _atom_end(data, at) + size
+        if data[creation] > _MAX_CREATION:
+            raise _Invalid("bad creation")
+        return creation + 1, 0
+
+    return read
+
+
+def _oldest_reference(data: bytes, at: int) -> Step:
+    """Read a node name, one word, and a creation of one byte."""
+    if _U32.unpack_from(data, _atom_end(data, at))[0] > _MAX_FIRST_WORD:
+        raise _Invalid("bad reference")
+    return _on_node_before_otp_23(4)(data, at)
+
+
 def _reference(creation: int) -> Reader:
+    """Return a reader of the number of words, a node name, a creation of so many bytes, and the words."""
+
     def read(data: bytes, at: int) -> Step:
         words: int = _U16.unpack_from(data, at)[0]
+        begin = _atom_end(data, at + 2)
         if not 1 <= words <= _MAX_REFERENCE_WORDS:
             raise _Invalid("bad reference")
-        return _atom_end(data, at + 2) + creation + 4 * words, 0
+        if creation == 1 and (data[begin] > _MAX_CREATION or _U32.unpack_from(data, begin + creation)[0] > _MAX_FIRST_WORD):
+            raise _Invalid("bad reference")
+        return begin + creation + 4 * words, 0
 
     return read
 
@@ -194,7 +223,8 @@ def _small_integer(data: bytes, at: int) -> int:
 
 
 def _pid(data: bytes, at: int) -> int:
-    return _atom_end(data, at + 1) + {_PID: 9, _NEW_PID: 12}[data[at]]
+    """Return the end of a pid inside a fun."""
+    return _READERS[{_PID: _PID, _NEW_PID: _NEW_PID}[data[at]]](data, at + 1)[0]
 
 
 def _export(data: bytes, at: int) -> Step:
@@ -205,12 +235,10 @@ def _export(data: bytes, at: int) -> Step:
 
 
 def _new_fun(data: bytes, at: int) -> Step:
-    """Read size 4 (itself included), arity 1, hash 16, index 4, number of free variables 4, module, two integers, pid.
+    """Read size 4 (not checked), arity 1, hash 16, index 4, number of free variables 4, module, two integers, pid.
 
     The free variables follow as terms.
     """
-    if _U32.unpack_from(data, at)[0] > len(data) - at:
-        raise _Invalid("cut off")
     integers = _atom_end(data, at + 29)
     pid = _small_integer(data, _small_integer(data, integers))
     return _pid(data, pid), _U32.unpack_from(data, at + 25)[0]
@@ -232,9 +260,9 @@ _READERS: dict[int, Reader] = {
     97: _fixed(1),
     98: _fixed(4),
     99: _float_text,
-    101: _on_node(5),  # REFERENCE: id 4, creation 1
-    102: _on_node(5),  # PORT: id 4, creation 1
-    103: _on_node(9),  # PID: id 4, serial 4, creation 1
+    101: _oldest_reference,
+    102: _on_node_before_otp_23(4),  # PORT: id
+    103: _on_node_before_otp_23(8),  # PID: id 4, serial 4
     104: _counted(_U8),
     105: _counted(_U32),
     106: _fixed(0),
