@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import shutil
@@ -10,6 +11,7 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +179,7 @@ def ask(master: str, *sent: list[Path], python: str) -> list[Any]:
         from msgstore_spark import ExecutorMismatch, check_executors, session, upload_wheels
         for wheels in map(json.loads, sys.argv[2:]):
             with session(sys.argv[1]) as spark:
+                upload_wheels(spark, *wheels[:1])
                 upload_wheels(spark, *wheels)
                 try:
                     print(json.dumps(check_executors(spark)))
@@ -290,4 +293,17 @@ def test_file_that_is_no_wheel_is_refused(tmp_path, content, message):
             for name in content:
                 archive.writestr(name, "")
     with pytest.raises(ConfigError, match=message):
-        upload_wheels(None, file)
+        upload_wheels(SimpleNamespace(sparkContext=SimpleNamespace(applicationId="a")), file)
+
+
+def test_other_wheel_of_same_name_is_refused(tmp_path):
+    sent: list[str] = []
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(applicationId="b", addPyFile=sent.append))
+    for version in "112":
+        file = tmp_path / version / "acme-1-py3-none-any.whl"
+        file.parent.mkdir(exist_ok=True)
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("acme-1.dist-info/METADATA"), version)
+        with pytest.raises(ConfigError, match="another wheel of this name") if version == "2" else contextlib.nullcontext():
+            upload_wheels(spark, file)
+    assert len(sent) == 1

@@ -7,6 +7,7 @@ same versions as the driver. Without the check, a difference would appear only i
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import logging
 import os
@@ -193,17 +194,30 @@ def _executor_count(spark: SparkSession) -> int:
 # -- wheels -------------------------------------------------------------------------------------------------------------------
 
 
+_uploaded: dict[tuple[str, str], bytes] = {}
+"""(session, name of a wheel) to its hash: Spark refuses a second file of a name."""
+
+
 def upload_wheels(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
     """Make the distributions in ``wheels`` importable on all current and later executors of a session, entry points included.
 
-    Dependencies are not resolved: they must be installed on the executors, or uploaded too. Raises ConfigError, and uploads
-    nothing, if a file is no wheel, or has compiled modules, which Python cannot import from a zip file.
+    Dependencies are not resolved: they must be installed on the executors, or uploaded too. A wheel that this session has is
+    not uploaded again. Raises ConfigError, and uploads nothing, if a file is no wheel, has compiled modules, which Python
+    cannot import from a zip file, or has the name of another one that this session has.
     """
+    # Of Spark Connect, a session has an id of its own.
+    session, digests = getattr(spark, "session_id", None) or spark.sparkContext.applicationId, {}
     for wheel in map(Path, wheels):
         _check_wheel(wheel)
+        digests[wheel] = hashlib.sha256(wheel.read_bytes()).digest()
+        if _uploaded.get((session, wheel.stem), digests[wheel]) != digests[wheel]:
+            raise ConfigError(f"{wheel}: this session has another wheel of this name. Begin another session.")
     directory = Path(tempfile.mkdtemp(prefix="msgstore-spark-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)  # executors fetch from it during the whole session
-    for wheel in map(Path, wheels):
+    for wheel in digests:
+        if (session, wheel.stem) in _uploaded:
+            continue
+        _uploaded[session, wheel.stem] = digests[wheel]
         # Spark puts a .zip on the import path. It accepts a .whl without an error, but does not make it importable.
         archive = shutil.copyfile(wheel, directory / f"{wheel.stem}.zip")
         if is_remote():
