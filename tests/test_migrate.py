@@ -102,3 +102,22 @@ def test_copy_of_brokers_directory_has_its_codec(source: str, tmp_path: Path) ->
     settings = known_settings(Files(), tmp_path / "out")
     assert settings is not None
     assert settings.body == "erlang"
+
+
+def test_torn_segment_with_missing_messages_is_finished_by_the_command(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Missing messages may stand behind the torn end, so an opening leaves the segment, and says how to go on."""
+    old = tmp_path / "old"
+    old.mkdir()
+    one, two = (b"".join(((16 + 150).to_bytes(8), id_of(n), bytes([n]) * 150, b"\xff")) for n in (1, 2))
+    (old / "0.rdq").write_bytes(one + two + one[:100])
+    references = [(id_of(n), 1) for n in (1, 2, 3)]
+    with msgstore.open_store(old, format="v2", body="raw", on_legacy="migrate", adopt=True, refcounts=references) as store:
+        store.compact()
+        assert [segment.file for segment in store.segments()] == ["0.rdq"]
+    assert "the segment is kept as it is" in caplog.text
+    assert "'msgstore salvage' copies all intact records" in caplog.text
+    assert migrate(old, tmp_path / "new").exit_code == 1  # the torn end is damage
+    assert counts_of(tmp_path / "new") == {id_of(1): 1, id_of(2): 1}
+    assert {file.suffix for file in (tmp_path / "new").iterdir() if file.name[0].isdigit()} == {".sqs"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import msgstore
+import msgstore.contract
 from msgstore import forking
 from msgstore.contract import BrokenPlugin
 from support import A, B, command, json_of, open_with
@@ -43,6 +44,23 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         if isinstance(left, msgstore.Store) and left.path.resolve() == (tmp_path / "store").resolve():
             with contextlib.suppress(BrokenPlugin):
                 left.abandon()
+
+
+@pytest.mark.parametrize(
+    ("scan", "text"),
+    [
+        ("SegmentScan(end=ScanEnd('odd', 0))", "the scan returns the end"),
+        ("SegmentScan(damage=[Damage(0, 1, 7)], end=ScanEnd('clean', len(data)))", "its reason is no text"),
+    ],
+)
+def test_scan_with_impossible_result_is_the_plugins(scan, text, store, monkeypatch):
+    there = importlib.import_module(FORMAT.partition(":")[0])
+    scope = dict(vars(msgstore.contract)) | vars(there)
+    exec(f"def scan(self, data, *_, **__):\n    return {scan}\n", scope)
+    monkeypatch.setattr(there.SegmentFormatV2, "scan", scope["scan"])
+    done = command("verify", store, code=2)
+    assert text in done.output
+    assert "msgstore-format-v2" in done.output
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from msgstore.contract import (
     SegmentStats,
 )
 from msgstore.engine.compact.policy_actions import validate_actions
+from msgstore.plugins.catalogue import load_catalogue
 from msgstore.testing import GcPolicyTests, Subject
-from msgstore.testing.stores import StoreFactory
+from msgstore.testing.stores import CombinationTests, StoreFactory
 
 NOW = 1_000_000.0
 LIMIT = 1000
@@ -213,6 +214,15 @@ def test_kit_fails_policy_that_never_plans(tmp_path):
     subject = Subject.of(GcPolicyDescriptor(name="idle", contract=(1, 0), factory=f"{__name__}:Scripted"))
     with pytest.raises(pytest.fail.Exception, match="it plans nothing in any of these stores"):
         GcPolicyTests().test_it_plans_something(subject, Idle())
+
+
+@pytest.mark.kit
+@pytest.mark.parametrize("erase", [False, True])
+def test_kit_passes_policy_that_drops_messages(erase):
+    [installed] = [it.descriptor for it in load_catalogue().registrations if it.descriptor.name == "retention"]
+    subject = Subject.of(installed, max_bytes=1)
+    CombinationTests().test_a_store_is_a_dictionary_that_survives(subject)
+    CombinationTests().test_a_crash_at_each_file_operation(subject, erase)
 
 
 def test_policy_that_raises_is_named_and_empty_segments_are_deleted(tmp_path):

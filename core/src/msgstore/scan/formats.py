@@ -25,6 +25,7 @@ from msgstore.contract import (
     Columns,
     CompactableFormat,
     ConfigError,
+    Damage,
     FormatContext,
     PluginError,
     RecordContext,
@@ -263,6 +264,9 @@ def scan_checked(form: SegmentFormat, data: Buffer, start: int = 0, check_body: 
         raise TypeError(f"the scan returns the end {end!r}")
     if not 0 <= end.offset <= max(start, total) or (end.state == "clean" and end.offset < total):
         raise ValueError(f"the scan returns a {end.state} end at offset {end.offset} of {total} bytes")
+    for span in scan.damage:
+        if not isinstance(span, Damage) or not isinstance(span.reason, str):
+            raise TypeError(f"the scan returns the damage {span!r}: its reason is no text")
     for columns, what in (scan.records, "records"), (scan.duplicates, "duplicates"):
         if not isinstance(columns, Columns) or not isinstance(columns.ids, _BYTES) or not isinstance(columns.types, _BYTES):
             raise TypeError(f"the scan returns {what} that are not Columns")
