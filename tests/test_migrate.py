@@ -104,6 +104,20 @@ def test_copy_of_brokers_directory_has_its_codec(source: str, tmp_path: Path) ->
     assert settings.body == "erlang"
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_fields_of_records_that_are_lost_are_named(copied: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that the new format has by the same name: its value is another."""
+    keys = {"format": {"use": "v2", "records": {"audit": 200}}, "record": "audit"}
+    with msgstore.open_store(tmp_path / "old", **keys) as store, store.client() as client:
+        client.write(id_of(1), b"message")
+    if copied:
+        done = command("migrate", tmp_path / "old", tmp_path / "new", "--to", "stamped", "--processes", "1")
+    else:
+        with msgstore.open_store(tmp_path / "old", format="stamped", record="message") as store:
+            store.migrate()
+    assert ("time, actor" if copied else "actor, time") in (done.stderr if copied else caplog.text)
+
+
 def test_torn_segment_with_missing_messages_is_finished_by_the_command(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -498,4 +498,8 @@ def test_missing_backend_of_the_last_opening_is_no_key_of_the_caller(tmp_path, m
         msgstore.PluginError, match=f"^{tmp_path} \\(as last opened\\) index: no installed plugin provides the index 'lmdb'"
     ):
         msgstore.open_store(tmp_path)
+    with pytest.raises(msgstore.PluginError, match=r"\(as last opened\) index: no installed plugin"):
+        msgstore.open_store(tmp_path, record="checksum")
+    with pytest.raises(msgstore.PluginError, match=r"^open_store\(\) gc: no installed plugin provides the GC policy 'nope'"):
+        msgstore.open_store(tmp_path, index="ets", gc="nope")
     msgstore.open_store(tmp_path, index="ets").close()

@@ -58,7 +58,7 @@ def top_level() -> str:
 
 
 def store_keys() -> str:
-    return table(("key", "type", "default", "meaning"), _keys(StoreConfig, ("where",)))
+    return table(("key", "type", "default", "meaning"), _keys(StoreConfig, ("where", "last_opened")))
 
 
 def options() -> str:

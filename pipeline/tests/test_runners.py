@@ -115,6 +115,24 @@ def test_all_and_forty_damaged_are_salvaged_alike(spark, tmp_path):
     assert {(one["id"], one["body_sha256"]) for one in records} <= {(key, row.split()[0]) for key, row in stored.items()}
 
 
+def test_salvage_with_large_arrow_types(spark, tmp_path, own):
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        report = run("spark", "salvage", plan_salvage(CATALOGUE, [own], tmp_path / "new"))
+        assert spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes") == "true"
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+    assert report.messages == 100
+
+
+def test_sparse_segment_of_a_tebibyte_is_measured(spark, tmp_path, own):
+    copy = shutil.copytree(own, tmp_path / "copy")
+    with next(copy.glob("0.sqs")).open("r+b") as file:
+        file.truncate(2**40)
+    report = both("inventory", plan_inventory(CATALOGUE, [copy], 0.0))
+    assert sum(segment.records for segment in report.segments()) == 100
+
+
 def test_messages_without_counts_are_dead(spark, tmp_path):
     """One that they name and that is nowhere is missing."""
     ids = [record["id"] for segment in manifest_of("v2_compacted")["segments"] for record in segment["records"]]

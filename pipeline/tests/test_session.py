@@ -148,6 +148,27 @@ def test_heap_of_local_masters_is_a_quarter_of_the_memory(limit, tmp_path, monke
     assert "spark.driver.memory" not in sessions._settings_for("local-cluster[2,1,1024]", None)
 
 
+@pytest.mark.parametrize(
+    ("variables", "defaults", "given"),
+    [
+        ({}, "", set()),
+        ({"SPARK_DRIVER_MEMORY": "2g"}, "", {"spark.driver.memory"}),
+        ({"PYSPARK_SUBMIT_ARGS": "--driver-memory 2g pyspark-shell"}, "", {"spark.driver.memory"}),
+        ({"PYSPARK_SUBMIT_ARGS": "--conf spark.shuffle.compress=true x"}, "", {"spark.shuffle.compress"}),
+        ({"PYSPARK_GATEWAY_PORT": "1"}, "", {"spark.driver.memory"}),
+        ({}, "spark.driver.memory 2g\n# spark.shuffle.compress true\n", {"spark.driver.memory"}),
+        ({}, " spark.shuffle.compress=true\nspark.driver.memoryOverhead 1g\n", {"spark.shuffle.compress"}),
+    ],
+)
+def test_users_own_settings_come_before_our_defaults(variables, defaults, given, tmp_path, monkeypatch):
+    for name in ("SPARK_DRIVER_MEMORY", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
+    for name, value in ({"SPARK_CONF_DIR": str(tmp_path)} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert {key for key in sessions._settings_for("local[2]", None) if sessions._is_given(key)} == given
+
+
 def test_active_session_is_used(spark):
     assert session() is session("local[2]") is active() is spark
     assert session("local[2]", config={"spark.ui.enabled": False, "spark.sql.shuffle.partitions": 2}) is spark

@@ -240,10 +240,9 @@ def test_tasks_have_limited_number_of_segments():
     assert [len(one.inputs) for one in partitions if isinstance(one, SegmentPartition)] == [1024] * 19 + [544]
 
 
-@pytest.mark.parametrize(("rank", "size"), [(2**23, 100), (0, 2**40)])
-def test_job_of_too_many_or_too_large_segments_is_refused(rank, size):
-    with pytest.raises(ConfigError, match="at most 8,388,608 segments, of less than 1 TiB each"):
-        first_copies(None, [SegmentInput(rank, "s", "s/0.sqs", "v2", size)], "rank")
+def test_job_of_too_many_segments_is_refused():
+    with pytest.raises(ConfigError, match="at most 8,388,608 segments"):
+        first_copies(None, [SegmentInput(2**23, "s", "s/0.sqs", "v2", 100)], "rank")
 
 
 def test_task_gets_its_own_segments_only(spark, tmp_path, monkeypatch):

@@ -128,6 +128,12 @@ class StoreConfig:
     """Bytes of cached bodies of messages with several references, so that all readers get one object. 0: no cache."""
     where: str = attrs.field(default="", eq=False)
     """Start of error messages: file and table, or the call."""
+    last_opened: frozenset[str] = attrs.field(default=frozenset(), eq=False)
+    """Keys with the value of the last opening, which nobody has given now."""
+
+    def at(self, key: str) -> str:
+        """Return the begin of an error about a key."""
+        return f"{self.path} (as last opened) {key}" if key in self.last_opened else f"{self.where} {key}"
 
     @property
     def fsync_every(self) -> float | None:
@@ -179,7 +185,7 @@ def read_config(path: str | Path) -> Config:
 def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfig:
     """Check the keys of one store. ``where`` begins each error. ``base`` is the directory of a relative path. Raises
     ConfigError."""
-    refuse_unknown(table, [name for name in attrs.fields_dict(StoreConfig) if name != "where"], where)
+    refuse_unknown(table, [name for name in attrs.fields_dict(StoreConfig) if name not in ("where", "last_opened")], where)
     if "path" not in table:
         raise ConfigError(f'{where}: the key path is missing. Write path = "directory of the store".')
     if isinstance(given := table.get("record"), Mapping):  # a store may bind several: byte and options belong to the format

@@ -53,8 +53,8 @@ def task_errors() -> Iterator[None]:
         if not jvm_has_ended():
             raise
         raise SparkUnavailable(
-            "the JVM of Spark has ended. It may need more memory than the system has, or than it may use: pass such as "
-            'config={"spark.driver.memory": "4g"} to session(), which starts another one'
+            "the JVM of Spark has ended. It may need more memory than the system has, or than it may use: pass another "
+            'heap, as in config={"spark.driver.memory": "4g"}, to session(), which starts another one'
         ) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 
@@ -28,6 +29,7 @@ from msgstore_spark.jobs import read_counts
 from msgstore_spark.tasks import IS_RECORD, SegmentRows, absolute, first_copies, on_disk, read_segments, segment_results
 
 _SELECTED = pa.schema({"task": pa.int32(), "rank": pa.int64(), "offset": pa.int64(), "id": pa.binary(), "size": pa.int64()})
+_LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
 Results = Mapping[int, tuple[int, IntactRecords]]
 """Rank to (bytes of intact records, findings without the records) of a segment."""
 
@@ -109,8 +111,21 @@ def _copy(spark: SparkSession, first: DataFrame, results: Results, job: SalvageJ
             part = copy((number, _selections(checked[number], selected)), light, staging)
             yield pa.record_batch([[pickle.dumps(part)]], ["part"])
 
-    for row in by_task.select(_SELECTED.names).mapInArrow(run, "part binary").collect():
+    with _small_types(spark):
+        rows = by_task.select(_SELECTED.names).mapInArrow(run, "part binary").collect()
+    for row in rows:
         yield pickle.loads(row.part)
+
+
+@contextmanager
+def _small_types(spark: SparkSession) -> Iterator[None]:
+    """Let Spark exchange values with offsets of 32 bits, whatever the session says: the tasks have small ones."""
+    before = spark.conf.get(_LARGE_TYPES)
+    spark.conf.set(_LARGE_TYPES, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_LARGE_TYPES, before or "false")
 
 
 def _selections(task: Sequence[tuple[SegmentInput, int]], selected: pa.Table) -> Iterator[Selection]:

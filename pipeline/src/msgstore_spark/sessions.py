@@ -32,6 +32,10 @@ SETTINGS: dict[str, str] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 """Default settings of a session; ``config`` overrides them."""
+_DEFAULTS = frozenset({
+    "spark.driver.memory", "spark.shuffle.compress", "spark.shuffle.spill.compress", "spark.sql.shuffle.partitions",
+})  # fmt: skip
+"""Settings of ours that give way to what Spark finds elsewhere."""
 MIN_HEAP = 2**30
 """Spark's default for the heap of the JVM, in bytes. ``local`` masters, whose tasks all share it, get a quarter of the memory
 if that is more, as other programs in Java do. With 1 GiB, ``distinct`` on 20 million ids writes temporary files."""
@@ -55,7 +59,8 @@ def session(
     ``k8s://...``. Without ``master``, it is the active session or the one of ``spark-submit``, if there is one. Otherwise the
     master is ``SPARK_REMOTE`` or ``MASTER`` of the environment, or ``local[*]``. An active session is returned unchanged if it
     has the requested master and settings. ``config`` overrides the default settings: ``SETTINGS``, and on ``local`` masters a
-    heap of a quarter of the memory and shuffles without compression.
+    heap of a quarter of the memory and shuffles without compression, unless the environment (``SPARK_DRIVER_MEMORY``,
+    ``PYSPARK_SUBMIT_ARGS``) or ``spark-defaults.conf`` say otherwise.
 
     Executors run the Python of ``PYSPARK_PYTHON``, or this Python by its path. The environment of this process is not changed
     permanently. Start only one session at a time; every thread can use it.
@@ -113,7 +118,8 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
         forget_jvm()
     address = own_address(master) if master else None
     conf = SparkConf()
-    for key, value in {**SETTINGS, **_settings_for(master, address), **settings}.items():
+    chosen = _settings_for(master, address)
+    for key, value in {**SETTINGS, **{key: chosen[key] for key in chosen if not _is_given(key)}, **settings}.items():
         conf.set(key, value)
     if master is not None and not _MASTER.fullmatch(master):
         raise SparkUnavailable(f"{master!r} is no master: {MASTERS}")
@@ -163,6 +169,22 @@ def _settings_for(master: str | None, address: str | None) -> dict[str, str]:
     return chosen
 
 
+def _is_given(key: str) -> bool:
+    """Return True if Spark itself finds a setting that is only a default of ours: in the environment, in the arguments of
+    ``spark-submit``, or in ``spark-defaults.conf``."""
+    if key not in _DEFAULTS:
+        return False
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    if key == "spark.driver.memory":
+        if "PYSPARK_GATEWAY_PORT" in os.environ:  # the JVM runs, and its heap is what it is
+            return True
+        if "SPARK_DRIVER_MEMORY" in os.environ or "--driver-memory" in arguments:
+            return True
+    defaults = Path(os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", ""), "conf"), "spark-defaults.conf")
+    lines = defaults.read_text(encoding="utf-8", errors="replace").splitlines() if defaults.is_file() else []
+    return f"{key}=" in arguments or any(re.match(rf"\s*{re.escape(key)}[\s=:]", line) for line in lines)
+
+
 def _local_slots(master: str) -> int:
     """Return the number of concurrent tasks of a ``local`` or ``local-cluster`` master; 0 for other masters."""
     if match := _LOCAL.fullmatch(master):
@@ -173,7 +195,7 @@ def _local_slots(master: str) -> int:
 
 
 def memory() -> int:
-    """Return the memory in bytes that this machine has, or the control group of this process."""
+    """Return the memory in bytes that this machine has, or its container."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in _GROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"

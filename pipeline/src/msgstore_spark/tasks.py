@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import InputPartition
 
-from msgstore.contract import Columns, ConfigError
+from msgstore.contract import Columns, ConfigError, StoreError
 from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import SegmentRange
@@ -96,6 +96,8 @@ def read_segments(
     def run(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
         for item in task:
             records, more, result = read(item)
+            if max(records.offsets, default=0) >> _OFFSET_BITS:
+                raise StoreError(f"{item.path}: a record begins behind 1 TiB, where no segment of a store has one")
             if count := len(records):
                 values = {
                     "rank": pa.repeat(pa.scalar(item.rank, pa.int64()), count),
@@ -119,13 +121,13 @@ def first_copies(records: DataFrame, inputs: Iterable[SegmentInput], *columns: s
     """Return (id, ``columns``) of the first copy of each id in ``inputs``, in each ``store`` if there is such a column.
 
     Rank and offset are compared as one integer: Spark aggregates numbers in a hash table, but a minimum of structs by sorting.
-    Raises ConfigError for a rank or a size that this integer has no room for.
+    Raises ConfigError for a rank that this integer has no room for; ``read_segments`` has compared the offsets.
     """
     for item in inputs:
-        if item.rank >= _MAX_SEGMENTS or item.size >> _OFFSET_BITS:
+        if item.rank >= _MAX_SEGMENTS:
             raise ConfigError(
-                f"{item.path}: this job on Spark takes at most {_MAX_SEGMENTS:,} segments, of less than 1 TiB each. Give it a "
-                "part of them, or run it with local processes"
+                f"{item.path}: this job on Spark takes at most {_MAX_SEGMENTS:,} segments. Give it a part of them, or run it "
+                "with local processes"
             )
     first = {"rank": sf.shiftright("place", _OFFSET_BITS), "offset": sf.col("place").bitwiseAND((1 << _OFFSET_BITS) - 1)}
     place = sf.shiftleft("rank", _OFFSET_BITS).bitwiseOR(sf.col("offset"))

@@ -67,14 +67,14 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         catalogue = attrs.evolve(catalogue, remembered=remembered.distributions)
     formats, bound = _formats(config, catalogue, remembered)
     body = config.body if config.body.named or remembered is None else Backend(remembered.body, named=False)
-    with _selected(f"{config.where} body"):
+    with _selected(config.at("body")):
         codec = catalogue.body_codec(body.name)
         made_codec = _make_codec(config, catalogue, codec, body)
-    with _selected(f"{config.where} gc"):
+    with _selected(config.at("gc")):
         policy = catalogue.gc_policy(config.gc.name)
-        made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, f"{config.where} gc", config.gc.base))
+        made_policy = catalogue.make(policy, structure(policy.options, config.gc.options, config.at("gc"), config.gc.base))
     index, _ = _index_options(config, catalogue)
-    with _of_records(config.path, bound), _selected(f"{config.where} format"):  # records of a missing type would be unreadable
+    with _of_records(config.path, bound), _selected(config.at("format")):  # records of a missing type would be unreadable
         write_format = formats.by_name(config.format.name)
     third_party = catalogue.third_party_providers(
         [
@@ -101,7 +101,7 @@ def _make_codec(config: StoreConfig, catalogue: Catalogue, codec: BodyCodecDescr
     """Return a codec. One that a directory remembers may lack options: then its first use raises ConfigError, because much can
     be done without it."""
     try:
-        options = structure(codec.options, body.options, f"{config.where} body", body.base)
+        options = structure(codec.options, body.options, config.at("body"), body.base)
     except ConfigError as error:
         if body.named:
             raise
@@ -193,7 +193,7 @@ def make_index(
     """Return the configured index, and True if it is persistent."""
     descriptor, options = _index_options(config, catalogue)
     context = IndexContext(options, config.path, files, sync=config.durability != "os", read_only=read_only, live=live)
-    with _selected(f"{config.where} index"):
+    with _selected(config.at("index")):
         return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
 
 
@@ -208,7 +208,7 @@ def can_be_read_live(name: str, catalogue: Catalogue) -> bool:
 @contextmanager
 def of_index(name: str, config: StoreConfig, catalogue: Catalogue, what: str) -> Iterator[None]:
     """Enclose a call of an index during an opening: its exceptions get the names of plugin and store."""
-    with _selected(f"{config.where} index"), catalogue.attribute_errors(catalogue.index(name), f"cannot {what} {config.path}"):
+    with _selected(config.at("index")), catalogue.attribute_errors(catalogue.index(name), f"cannot {what} {config.path}"):
         yield
 
 
@@ -228,36 +228,38 @@ def _of_records(directory: Path, bound: Mapping[str, int]) -> AbstractContextMan
 
 
 def _index_options(config: StoreConfig, catalogue: Catalogue) -> tuple[IndexDescriptor, Any]:
-    with _selected(f"{config.where} index"):
+    with _selected(config.at("index")):
         descriptor = catalogue.index(config.index.name)
-    return descriptor, structure(descriptor.options, config.index.options, f"{config.where} index", config.index.base)
+    return descriptor, structure(descriptor.options, config.index.options, config.at("index"), config.index.base)
 
 
 def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | None) -> tuple[FormatSet, dict[str, int]]:
     """Return the formats of the store, and the type byte of each record type, remembered ones included."""
-    with _selected(f"{config.where} format"):
+    with _selected(config.at("format")):
         descriptor = catalogue.format(config.format.name)
     options = dict(config.format.options)
     bound: dict[str, int] = dict(remembered.records) if remembered else {}
     record_options: dict[str, Mapping[str, Any]] = {}
     if Capability.TYPED_RECORDS in descriptor.capabilities:
         # A misspelt ``records`` gets a hint here; the format would only look among its own options.
-        refuse_unknown(options, ["records", *attrs.fields_dict(descriptor.options)], f"{config.where} format")
+        refuse_unknown(options, ["records", *attrs.fields_dict(descriptor.options)], config.at("format"))
         given = options.pop("records", {})
         if not isinstance(given, dict):
-            raise ConfigError(f"{config.where} format records: {given!r} is not a table of record types and bytes")
+            raise ConfigError(f"{config.at('format')} records: {given!r} is not a table of record types and bytes")
         known = {name: bound[name] for name in given if name in bound}
-        with _of_records(config.path, known), _selected(f"{config.where} format"):
-            bindings = check_bindings(catalogue, descriptor.name, given, f"{config.where} format", bound, config.format.base)
+        with _of_records(config.path, known), _selected(config.at("format")):
+            bindings = check_bindings(catalogue, descriptor.name, given, config.at("format"), bound, config.format.base)
         asked = {name: binding.byte for name, binding in bindings.items()}
         record_options = {name: binding.options for name, binding in bindings.items()}
         if config.record != OWN_RECORD and config.record not in asked and config.record not in bound:
-            with _selected(f"{config.where} record"):
-                asked[config.record] = assigned_byte(catalogue, descriptor.name, config.record, config.where)
+            with _selected(config.at("record")):
+                asked[config.record] = assigned_byte(
+                    catalogue, descriptor.name, config.record, config.at("record").removesuffix(" record")
+                )
         bound = _merged(bound, asked, config.path)
     elif config.record != OWN_RECORD:
         raise ConfigError(
-            f"{config.where} record: format {descriptor.name!r} has no record types, so it cannot hold {config.record!r}. "
+            f"{config.at('record')}: format {descriptor.name!r} has no record types, so it cannot hold {config.record!r}. "
             'Write record = "message", choose another format, or copy the messages: msgstore migrate STORE DEST'
         )
     formats = FormatSet(

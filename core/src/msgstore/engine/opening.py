@@ -119,9 +119,7 @@ def _remembered(config: StoreConfig, named: Container[str]) -> StoreConfig:
     changes: dict[str, Any] = {name: backend for name, backend in found.items() if name not in named}
     if "format" not in named and "record" not in named:
         changes["record"] = last.record
-    if not any(name in named for name in (*found, "record")):
-        changes["where"] = f"{config.path} (as last opened)"
-    return attrs.evolve(config, **changes)
+    return attrs.evolve(config, **changes, last_opened=frozenset(changes))
 
 
 def open_configured(

@@ -121,7 +121,9 @@ def plan_salvage(
             "them one by one, or name the codec that fits all (--body)"
         )
     for name in sorted({item.format for item in found.inputs} - {format}):
-        if lost := [field.name for field in catalogue.format(name).fields]:
+        types = {record for item in found.inputs if item.format == name for record, _ in item.records}
+        kept = [catalogue.format(name), *(catalogue.record(name, record) for record in sorted(types))]
+        if lost := [field.name for descriptor in kept for field in descriptor.fields]:
             log.warning("fields of the format %s are not copied: %s. To keep them: --format %s", name, ", ".join(lost), name)
     catalogue.index(index)
     if codec is None:

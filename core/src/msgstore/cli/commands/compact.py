@@ -27,6 +27,9 @@ from msgstore.jobs.reports import SpanReport, sums
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import scan_file
 
+_FIRST = 2
+"""Bytes of a body by which its codec is recognised."""
+
 
 @click.command()
 @options.changed
@@ -116,8 +119,8 @@ def migrate(
     In place, each segment of another format is rewritten and then deleted, and new messages are written in FORMAT from then
     on. With DEST, the store is only read, by the chosen runner, and every message with a reference is copied with its count. If
     such a message is missing or damaged, or the store has lost its counts, the command fails without creating DEST. Bodies are
-    copied as they are stored; DEST remembers their codec, also that of a broker. Fields that a format keeps with a record, such
-    as a time, are lost if FORMAT has none of that name.
+    copied as they are stored; DEST remembers their codec, also that of a broker. Fields of records, such as a time, are lost: a
+    warning names them.
 
     \b
     Examples:
@@ -175,7 +178,7 @@ def _brokers_codec(target: options.StoreTarget) -> Backend | None:
         with suppress(UnreadableSegmentError), opening(first) as (form, data):
             for _, offset, size, _ in islice(form.scan(data).records.rows(), 100):
                 begin, end = form.format.body_span(data, offset, size)
-                bodies.append(bytes(data[begin:end]))
+                bodies.append(bytes(data[begin : min(end, begin + _FIRST)]))
     name = target.catalogue.brokers_codec(bodies)
     return None if name is None else Backend(name)
 

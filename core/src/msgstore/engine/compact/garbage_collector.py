@@ -128,8 +128,8 @@ class GarbageCollector:
         def plan(stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
             own = self._context.form.descriptor
             chosen = [s.number for s in stats if s.live_count and s.format != own.name]
-            lost = {field.name for number in chosen for field in segments[number].form.descriptor.fields}
-            if lost := lost - {field.name for field in own.fields}:
+            kept = [bound for number in chosen for bound in segments[number].form.with_fields.values()]
+            if lost := {field.name for bound in kept for field in bound.fields}:
                 log.warning(_FIELDS_ARE_LOST, self._segments.directory, own.name, ", ".join(sorted(lost)))
             return [Migrate(number) for number in chosen]
 
