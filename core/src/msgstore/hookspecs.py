@@ -25,6 +25,8 @@ from msgstore.contract import (
     JobRunnerDescriptor,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
+    SinkDescriptor,
+    SourceDescriptor,
     events,
 )
 
@@ -58,6 +60,16 @@ def msgstore_gc_policies() -> Iterable[GcPolicyDescriptor]:  # type: ignore[empt
 @hookspec
 def msgstore_body_codecs() -> Iterable[BodyCodecDescriptor]:  # type: ignore[empty-body]
     """Body codecs, selected by ``body``."""
+
+
+@hookspec
+def msgstore_sources() -> Iterable[SourceDescriptor]:  # type: ignore[empty-body]
+    """Sources of messages, selected by ``--source`` or by what is in a path."""
+
+
+@hookspec
+def msgstore_sinks() -> Iterable[SinkDescriptor]:  # type: ignore[empty-body]
+    """Sinks of messages, selected by ``--sink``, or by the ending or scheme of the destination."""
 
 
 @hookspec

@@ -13,7 +13,9 @@ from msgstore.contract import (
     Duration,
     GcPolicyDescriptor,
     JobRunnerDescriptor,
+    SinkDescriptor,
     Size,
+    SourceDescriptor,
 )
 from msgstore.hookspecs import hookimpl
 
@@ -53,6 +55,17 @@ class LocalOptions:
 
     processes: int | None = attrs.field(default=None, validator=optional(ge(1)))
     """Number of worker processes. None: one per processor."""
+
+
+@attrs.frozen
+class StoreSinkOptions:
+    """Options of the sink ``store``: backends of the new store."""
+
+    index: str = "ets"
+    format: str = "v2"
+    record: str = "message"
+    body: str = "raw"
+    """Codec that encodes the bodies: its name, or a JSON object with ``use`` and its options."""
 
 
 @hookimpl
@@ -113,5 +126,71 @@ def msgstore_job_runners() -> list[JobRunnerDescriptor]:
             examples=({}, {"processes": 1}),
             min_input_bytes=0,
             summary="the processors of this machine",
+        ),
+    ]
+
+
+@hookimpl
+def msgstore_sources() -> list[SourceDescriptor]:
+    return [
+        SourceDescriptor(
+            name="store",
+            contract=(1, 0),
+            factory="msgstore.jobs.messages.store_source:StoreSource",
+            detect="msgstore.jobs.messages.store_source:detect",
+            sample="msgstore.jobs.messages.store_source:sample",
+            capabilities=[Capability.RANDOM_ACCESS],
+            summary="the live messages of a store of msgstore, or of a broker's message store",
+        ),
+        SourceDescriptor(
+            name="jsonl",
+            contract=(1, 0),
+            factory="msgstore.jobs.messages.json_lines:JsonLinesSource",
+            detect="msgstore.jobs.messages.json_lines:detect",
+            sample="msgstore.jobs.messages.json_lines:sample",
+            capabilities=[Capability.RANDOM_ACCESS],
+            summary="files with a message on each line, as 'messages --json' prints them",
+        ),
+        SourceDescriptor(
+            name="parquet",
+            contract=(1, 0),
+            factory="msgstore.jobs.messages.parquet:ParquetSource",
+            detect="msgstore.jobs.messages.parquet:detect",
+            sample="msgstore.jobs.messages.parquet:sample",
+            capabilities=[Capability.RANDOM_ACCESS],
+            summary="Parquet files with the columns that the sink writes",
+        ),
+    ]
+
+
+@hookimpl
+def msgstore_sinks() -> list[SinkDescriptor]:
+    return [
+        SinkDescriptor(
+            name="store",
+            contract=(1, 0),
+            factory="msgstore.jobs.messages.store_sink:StoreSink",
+            options=StoreSinkOptions,
+            summary="a new store of msgstore: ids and bodies, one reference for each queue",
+        ),
+        SinkDescriptor(
+            name="jsonl",
+            contract=(1, 0),
+            factory="msgstore.jobs.messages.json_lines:JsonLinesSink",
+            endings=(".jsonl", ".ndjson"),
+            summary="a file with a message on each line",
+        ),
+        SinkDescriptor(
+            name="parquet",
+            contract=(1, 0),
+            factory="msgstore.jobs.messages.parquet:ParquetSink",
+            endings=(".parquet",),
+            summary="a directory of Parquet files",
+        ),
+        SinkDescriptor(
+            name="files",
+            contract=(1, 0),
+            factory="msgstore.jobs.messages.files_sink:FilesSink",
+            summary="a directory with a file for each body",
         ),
     ]

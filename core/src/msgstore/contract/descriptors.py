@@ -58,6 +58,8 @@ class Capability(enum.Enum):
     without TYPED_RECORDS, has the method of :class:`RecordFields`; a body codec is a :class:`BodyCodecWithFields`."""
     DROPS_MESSAGES = "drops-messages"
     """GC policy: it may return ``Drop``, which deletes live messages. Without this capability ``Drop`` is ignored."""
+    RANDOM_ACCESS = "random-access"
+    """Source: any positions of a queue are read in the same time. The source is a :class:`RandomAccessSource`."""
     PLAIN = "plain"
     """Body codec: stored bodies are equal to the bodies that clients read and write. The engine does not call it."""
 

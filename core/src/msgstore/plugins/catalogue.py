@@ -30,6 +30,8 @@ from msgstore.contract import (
     PluginError,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
+    SinkDescriptor,
+    SourceDescriptor,
 )
 from msgstore.plugins.loader import (
     Loaded,
@@ -51,6 +53,8 @@ NOUNS = {
     "index": "index",
     "gc": "GC policy",
     "body": "body codec",
+    "source": "source",
+    "sink": "sink",
     "runner": "job runner",
     "command": "command",
 }
@@ -70,6 +74,10 @@ _KNOWN_DISTRIBUTIONS = {
     ("index", "ets"): "msgstore-ets-index",
     ("index", "lmdb"): "msgstore-lmdb-index",
     ("body", "erlang"): "msgstore-erlang-body",
+    ("source", "kestrel"): "msgstore-kestrel-journal",
+    ("sink", "kestrel"): "msgstore-kestrel-journal",
+    ("source", "rocketmq"): "msgstore-rocketmq-log",
+    ("sink", "rocketmq"): "msgstore-rocketmq-log",
     ("runner", "spark"): "msgstore-spark",
 }
 """Distribution of each backend of the project. Only used for hints in messages: installed plugins decide the selection."""
@@ -112,6 +120,14 @@ class Catalogue(Loaded):
     def body_codec(self, name: str) -> BodyCodecDescriptor:
         """Return a body codec."""
         return self._resolve(BodyCodecDescriptor, "body", name)
+
+    def source(self, name: str) -> SourceDescriptor:
+        """Return a source of messages."""
+        return self._resolve(SourceDescriptor, "source", name)
+
+    def sink(self, name: str) -> SinkDescriptor:
+        """Return a sink of messages."""
+        return self._resolve(SinkDescriptor, "sink", name)
 
     def job_runner(self, name: str) -> JobRunnerDescriptor:
         """Return a job runner."""

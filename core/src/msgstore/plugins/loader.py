@@ -32,6 +32,8 @@ from msgstore.contract import (
     JobRunnerDescriptor,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
+    SinkDescriptor,
+    SourceDescriptor,
     events,
 )
 
@@ -51,6 +53,8 @@ HOOKS: dict[str, tuple[str, type[Descriptor]]] = {
     "index": ("msgstore_indexes", IndexDescriptor),
     "gc": ("msgstore_gc_policies", GcPolicyDescriptor),
     "body": ("msgstore_body_codecs", BodyCodecDescriptor),
+    "source": ("msgstore_sources", SourceDescriptor),
+    "sink": ("msgstore_sinks", SinkDescriptor),
     "runner": ("msgstore_job_runners", JobRunnerDescriptor),
     "command": ("msgstore_commands", CommandDescriptor),
 }
@@ -67,6 +71,9 @@ _PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
     (GcPolicyDescriptor, None): contract.GcPolicy,
     (BodyCodecDescriptor, None): contract.BodyCodec,
     (BodyCodecDescriptor, Capability.FIELDS): contract.BodyCodecWithFields,
+    (SourceDescriptor, None): contract.Source,
+    (SourceDescriptor, Capability.RANDOM_ACCESS): contract.RandomAccessSource,
+    (SinkDescriptor, None): contract.Sink,
 }
 """Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part
 of the contract, and commands are click's."""

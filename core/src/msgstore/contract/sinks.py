@@ -1,0 +1,82 @@
+"""Sinks: write messages of any system to a new place. A complete one, that writes a file with a line for each message::
+
+class Lines:
+    def __init__(self, context):
+        self.file = open(context.destination, "ab")
+        self.file.truncate(context.token["size"] if context.token else 0)
+    def refused(self, batch):
+        return [(row, "it has a line break") for row, body in enumerate(batch.bodies) if b"\\n" in body]
+    def write(self, batch):
+        self.file.writelines(body + b"\\n" for body in batch.bodies)
+        return []
+    def flush(self):
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return {"size": self.file.tell()}
+    def finish(self): pass
+    def close(self): self.file.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from msgstore.contract.descriptors import Descriptor
+from msgstore.contract.messages import MessageBatch
+
+
+@attrs.frozen(kw_only=True)
+class SinkDescriptor(Descriptor):
+    """``factory(context: SinkContext) -> Sink``."""
+
+    endings: tuple[str, ...] = ()
+    """Endings of destinations that select this sink, such as ``.jsonl``."""
+    schemes: tuple[str, ...] = ()
+    """Schemes of URLs that select it, such as ``amqp``. A sink with schemes writes to a service. What is sent there cannot be
+    taken back: after a kill, the messages since the last flush are sent again."""
+    raw: bool = False
+    """True if the sink uses ``raws`` of the batches."""
+
+
+@attrs.frozen(kw_only=True)
+class SinkContext:
+    """What a sink gets."""
+
+    destination: str
+    """Path of a file or directory for the sink to create, in a directory that exists; or the URL."""
+    target: str
+    """The destination as people know it, for errors: the path gets its final name when the conversion is complete."""
+    options: Any
+    """Instance of the descriptor's options class."""
+    token: Mapping[str, Any] | None = None
+    """Result of the last ``flush`` of an interrupted conversion. The sink continues there, and discards what came after it."""
+
+
+class Sink(Protocol):
+    """Receiver of messages. Used by one thread."""
+
+    def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        """Return (row, reason) of each message that cannot be written. Writes nothing.
+
+        A body is written unchanged, or the message is refused. What else the destination has no place for is left out, or the
+        message is refused, as the page of the sink says.
+        """
+
+    def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        """Write messages that ``refused`` has let pass. Return (row, reason) of those that a service has refused.
+
+        Raises StoreError or OSError if nothing can be written any more.
+        """
+
+    def flush(self) -> Mapping[str, Any]:
+        """Return when everything taken so far outlasts a power loss. The result is JSON, from which ``SinkContext.token``
+        continues."""
+
+    def finish(self) -> None:
+        """Complete the destination. Called once, after the last ``flush``. Another call after a crash has the same result."""
+
+    def close(self) -> None:
+        """Release what is open. Called once, also after errors."""

@@ -1,0 +1,99 @@
+"""Sources: read the messages of a system from its files. A complete one, for files with a message on each line::
+
+class Lines:
+    def __init__(self, context): self.context = context
+    def queues(self):
+        return [QueueInfo(name=QueueName("lines", queue=self.context.path.name))]
+    def messages(self, name, first, stop):
+        bodies = bytes(self.context.read("")).splitlines()[first:stop]
+        count = len(bodies)
+        yield MessageBatch(name=name, bodies=bodies, positions=range(first, first + count), states=["ready"] * count,
+                           files=[""] * count, offsets=[0] * count, sizes=[len(body) for body in bodies])
+    def damage(self): return []
+    def close(self): pass
+
+def detect(path):
+    return Candidate("likely", "a file *.lines") if path.suffix == ".lines" else None
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+from attrs.validators import matches_re
+
+from msgstore.contract.descriptors import Descriptor
+from msgstore.contract.messages import Candidate, MessageBatch, QueueInfo, QueueName, SourceDamage
+from msgstore.contract.records import Buffer
+
+
+@attrs.frozen(kw_only=True)
+class SourceDescriptor(Descriptor):
+    """``factory(context: SourceContext) -> Source``. Capabilities: RANDOM_ACCESS."""
+
+    detect: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
+    """``"package.module:function"``: called with a path, returns a :class:`Candidate` or None. It opens few files, and reads
+    few bytes of each."""
+
+    sample: str = attrs.field(default="", validator=matches_re(r"|[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
+    """``"package.module:function"``: called with an empty directory, writes a small example of what the source reads, and
+    returns its path. The conformance kit reads it."""
+
+    def load_sample(self) -> Callable[[Path], Path]:
+        """Import and return the function. Exceptions of the import are not caught."""
+        sample: Callable[[Path], Path] = pkgutil.resolve_name(self.sample)
+        return sample
+
+    def load_detect(self) -> Callable[[Path], Candidate | None]:
+        """Import and return the function. Exceptions of the import are not caught."""
+        detect: Callable[[Path], Candidate | None] = pkgutil.resolve_name(self.detect)
+        return detect
+
+
+@attrs.frozen(kw_only=True)
+class SourceContext:
+    """What a source gets."""
+
+    path: Path
+    """Directory or file. Nothing in it is changed."""
+    options: Any
+    """Instance of the descriptor's options class."""
+    read: Callable[[str], Buffer]
+    """Returns the content of a regular file by its path relative to ``path``, or of ``path`` itself for "". Large files are
+    mapped. Raises OSError, also for a pipe or a device."""
+    now_ms: int = 0
+    """The time by which messages expire."""
+    raw: bool = False
+    """True if batches have ``raws``."""
+
+
+class Source(Protocol):
+    """Messages of one path. Used by one thread; several may exist for a path, also in other processes."""
+
+    def queues(self) -> Iterable[QueueInfo]:
+        """Return the queues, and what is recognised and not read. The order is the same at each call, in any process."""
+
+    def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        """Yield the messages of a queue at the positions from ``first`` up to ``stop`` (None: all), in batches of up to some
+        MiB, and the damage that was met. Messages in every state are included.
+
+        A position has the same message at each call. Never yields a wrong body, and takes time and memory linear in the bytes
+        that are there, whatever they claim. With RANDOM_ACCESS, the time depends on the positions asked for only.
+        """
+
+    def damage(self) -> Iterable[SourceDamage]:
+        """Return the damage that belongs to no queue. Called after ``queues``."""
+
+    def close(self) -> None:
+        """Release what is open."""
+
+
+class RandomAccessSource(Source, Protocol):
+    """A source with the capability RANDOM_ACCESS: parts of one queue are read in parallel."""
+
+    def count(self, name: QueueName) -> int:
+        """Return the number of positions of a queue."""
