@@ -16,6 +16,7 @@ from click.exceptions import Exit
 
 import msgstore
 from msgstore.cli.commands.compact import compact, migrate
+from msgstore.cli.commands.convert import convert_, detect, messages, queues
 from msgstore.cli.commands.copies import export, import_, salvage
 from msgstore.cli.commands.demo import demo
 from msgstore.cli.commands.info import info, top
@@ -183,7 +184,8 @@ def main(ctx: click.Context) -> None:
     ctx.call_on_close(lambda: logging.getLogger("msgstore").removeHandler(handler))
 
 
+_MESSAGES = (detect, queues, messages, convert_)
 _INSPECT = (scan, map_, info, verify, scrub, top, reconcile, inventory, diff)
 _CHANGE = (ls, get, put, rm, compact, migrate, salvage, export, import_)
-for command in (*_INSPECT, *_CHANGE, plugins, new_plugin, config, demo):
+for command in (*_MESSAGES, *_INSPECT, *_CHANGE, plugins, new_plugin, config, demo):
     main.add_command(command)

@@ -28,7 +28,7 @@ _STORE_EXTENSIONS = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
 """Extensions of files in stores or next to them, whether or not a plugin reads them."""
 _MAX_NAME = 40
 """Characters. Names of backends have at most 64."""
-KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "observer", "command")
+KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "source", "sink", "observer", "command")
 
 
 @click.command(name="new-plugin")
@@ -83,7 +83,7 @@ def _render(kind: str, name: str, words: dict[str, Any]) -> dict[str, str]:
         f"tests/test_{module}.py": f"{kind}/test.py",
     }
     own = {"name": name, "module": module, "contract": str(CONTRACT_VERSION), "versions": _versions(msgstore.__version__)}
-    own["use"] = Template(words["use"]).substitute(name=name)
+    own["use"] = Template(words["use"]).substitute(name=name, module=module)
     texts = {path: (_SKELETONS / f"{source}.tmpl").read_text(encoding="utf-8") for path, source in sources.items()}
     return {path: Template(text).substitute(words | own) for path, text in texts.items()}
 

@@ -29,6 +29,8 @@ from msgstore.contract import (
     RecordContext,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
+    SinkDescriptor,
+    SourceDescriptor,
 )
 from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
@@ -96,9 +98,14 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
                 load_command(catalogue, descriptor)
                 continue
             catalogue.load_factory(descriptor)
+            if isinstance(descriptor, SourceDescriptor):
+                with catalogue.attribute_errors(descriptor, "cannot be asked what it recognises"):
+                    descriptor.load_detect()
             for example in () if isinstance(descriptor, IndexDescriptor | JobRunnerDescriptor) else descriptor.examples:
                 where = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}: examples"
                 given = structure(descriptor.options, example, where)
+                if isinstance(descriptor, SourceDescriptor | SinkDescriptor):  # made for a path only
+                    continue
                 if isinstance(descriptor, RecordTypeDescriptor):
                     given = RecordContext(given, descriptor.assigned_byte or min(THIRD_PARTY_BYTES))
                 elif isinstance(descriptor, SegmentFormatDescriptor):
@@ -127,6 +134,8 @@ def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
             own |= {"format": descriptor.format, "assigned_byte": descriptor.assigned_byte}
         if isinstance(descriptor, SegmentFormatDescriptor):
             own |= {"extension": descriptor.extension, "generation": descriptor.generation}
+        if isinstance(descriptor, SinkDescriptor):
+            own |= {"endings": list(descriptor.endings), "schemes": list(descriptor.schemes)}
         yield members(found.kind, descriptor.name, found.provider, **own)
     observers = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
     for provider, group in groupby(observers, key=lambda observer: observer.provider):

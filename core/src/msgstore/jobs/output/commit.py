@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -65,19 +65,23 @@ class StoreStaging(StagingDirectory):
         the last step, the sync of the store's name, the message says that the store is there. Memory: the index and the counts.
         """
         with self.publishing() as store:
-            ordered = sorted(parts, key=lambda part: part.task)
-            for one, other in pairwise(ordered):
-                if one.task == other.task:
-                    raise ValueError(f"two attempts of task {one.task}: {one.directory}, {other.directory}")
-            self._files.create_directory(store)
-            segments = ((Path(part.directory, name), size) for part in ordered for name, size in part.files)
-            for number, (segment, size) in enumerate(segments):
-                self._gather(segment, size, store / f"{number}{segment.suffix}")
-            messages = self._open_once(store, ordered, counts)
-            if Capability.PERSISTENT in worker_catalogue().index(self.target.index).capabilities:  # which reads no hints
-                for name in self._files.list(store):
-                    if name.startswith("msgstore-") and name.endswith(".hint"):
-                        self._files.unlink(store / name)
+            return self.build(store, parts, counts)
+
+    def build(self, store: Path, parts: Iterable[StorePart], counts: Counts | None = None) -> int:
+        """Create the store at the path ``store``, which has its final name later; see :meth:`commit`. Segments are moved
+        there."""
+        ordered = sorted(parts, key=lambda part: part.task)
+        for one, other in pairwise(ordered):
+            if one.task == other.task:
+                raise ValueError(f"two attempts of task {one.task}: {one.directory}, {other.directory}")
+        self._files.create_directory(store)
+        for segment, size, to in numbered_segments(ordered, store):
+            self._gather(segment, size, to)
+        messages = self._open_once(store, ordered, counts)
+        if Capability.PERSISTENT in worker_catalogue().index(self.target.index).capabilities:  # which reads no hints
+            for name in self._files.list(store):
+                if name.startswith("msgstore-") and name.endswith(".hint"):
+                    self._files.unlink(store / name)
         return messages
 
     def _gather(self, segment: Path, size: int, to: Path) -> None:
@@ -129,6 +133,13 @@ class StoreStaging(StagingDirectory):
     def _missing(self, count: int, msg_id: bytes) -> StoreError:
         more = f", and {count - 1} more" if count > 1 else ""
         return StoreError(f"{self.target.path}: no message was written of id {msg_id.hex()}{more}, which has references")
+
+
+def numbered_segments(parts: Iterable[StorePart], store: Path) -> Iterator[tuple[Path, int, Path]]:
+    """Yield path, bytes and path in the store of each segment of the parts, in the order of their tasks."""
+    segments = ((Path(part.directory, name), size) for part in parts for name, size in part.files)
+    for number, (segment, size) in enumerate(segments):
+        yield segment, size, store / f"{number}{segment.suffix}"
 
 
 def _check_copies(files: Files, store: Store, form: OpenFormat, name: str) -> None:

@@ -140,6 +140,11 @@ class PartWriter:
         self._segments = Segments(self._directory, self._files, self._backends.formats, sync="later")
         self._segments.hints.writes = True
 
+    @property
+    def max_body(self) -> int:
+        """Bytes of the largest stored body."""
+        return self._form.format.max_body
+
     def add(
         self,
         ids: Sequence[bytes],

@@ -1,0 +1,1 @@
+"""Messages of any system: detect sources, list queues and messages, convert into a sink."""

@@ -1,0 +1,122 @@
+"""Work directory and journal of a conversion, from which an interrupted one continues.
+
+For the destination ``NAME`` they are in ``.NAME.msgstore/convert``: the journal, and ``content``, which gets its name when it
+is complete. A destination that is a URL has only the journal, in a file of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from msgstore.contract import StoreError, StoreIOError, StoreLocked
+from msgstore.files import Files
+from msgstore.jobs.messages.rows import encode
+from msgstore.jobs.output.staging_directory import StagingDirectory
+
+WORK = "convert"
+_JOURNAL = "journal.jsonl"
+_CONTENT = "content"
+
+
+class ConversionJournal:
+    """A line that says what is converted, and a line for each state that is confirmed. The last whole line counts."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any], target: str) -> None:
+        """Open or create a journal. ``about`` must be the same when a conversion continues. Raises StoreError."""
+        self.path = path
+        self._file = open(path, "a+b")  # noqa: SIM115, PTH123 - until close
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise StoreLocked(f"{target}: another process converts into it, with the journal {path}") from error
+        try:
+            lines = self._lines()
+            if lines and lines[0] != json.loads(encode(about)):
+                changed = sorted(key for key in about if lines[0].get(key) != json.loads(encode(about[key])))
+                raise StoreError(
+                    f"{target}: an unfinished conversion is there, with another {', '.join(changed)}. End it as it was begun, "
+                    f"or begin anew with --restart."
+                )
+        except BaseException:
+            self._file.close()
+            raise
+        self.state: dict[str, Any] | None = lines[-1] if len(lines) > 1 else None
+        """The state of an interrupted conversion, else None."""
+        self.damage = [span for line in lines[1:] for span in line.get("damage", ())]
+        """Of all states together."""
+        if not lines:
+            self.append(about)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a line, which outlasts a power loss when this returns. Raises OSError."""
+        self._file.write(encode(line).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def end(self) -> None:
+        """Delete the journal: the conversion is complete."""
+        self.path.unlink()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return the whole lines, and cut off a torn one."""
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content.rfind(b"\n") + 1
+        self._file.truncate(whole)
+        try:
+            return [dict(json.loads(line)) for line in content[:whole].splitlines()]
+        except ValueError as error:
+            raise StoreError(f"{self.path}: is not the journal of a conversion: {error}") from error
+
+
+@contextmanager
+def working(
+    destination: Path, source: Path, about: Mapping[str, Any], *, restart: bool
+) -> Iterator[tuple[ConversionJournal, Path]]:
+    """Yield the journal, and the path for the sink. If the block ends, publish what is there; if it raises, keep it for the
+    next attempt. Raises StoreError, StoreLocked, StoreIOError."""
+    files = Files()
+    with StagingDirectory.create_locked(destination, [source]) as staging, _errors(destination):
+        work = Path(staging.path).parent / WORK
+        if restart:
+            files.remove_tree(work)
+        with suppress(FileExistsError):
+            files.create_directory(work)
+        journal = ConversionJournal(work / _JOURNAL, about, str(destination))
+        try:
+            if journal.state is None:
+                for left in work.iterdir():
+                    if left.name != _JOURNAL:
+                        files.remove_tree(left) if left.is_dir() else files.unlink(left)
+            yield journal, work / _CONTENT
+        finally:
+            journal.close()
+        if (work / _CONTENT).is_file() and destination.is_dir():
+            raise StoreError(
+                f"{destination}: is a directory, and the result is a file. Give the file a name; the work is kept."
+            )
+        with staging.publishing() as content:
+            files.unlink(journal.path)  # first: without it, what is left after a kill is begun anew
+            files.replace(work / _CONTENT, content)
+            files.remove_tree(work)
+
+
+@contextmanager
+def _errors(destination: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreIOError(
+            f"{error.filename or destination}: {error.strerror or error}. What was confirmed is kept; mend the cause (space, "
+            "limits, permissions, the disk) and run the command again: it continues."
+        ) from error

@@ -1,0 +1,73 @@
+"""Sink ``files``: a directory with a file for each body, and one with everything else about the message.
+
+``QUEUE/POSITION.body`` and ``QUEUE/POSITION.json``; QUEUE is ``vhost/queue/partition``, as far as the system has them, with
+characters that file names must not have as ``%XX``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from msgstore.contract import MessageBatch, QueueName, SinkContext
+from msgstore.files import Files
+from msgstore.jobs.messages.rows import encode, rows_of
+
+_SAFE = " !#$&'()+,;=@[]{}^~"
+_MAX_NAME = 200
+"""Bytes of a name. File systems take 255."""
+
+
+def directory_of(name: QueueName) -> str:
+    """Return the directory of a queue, relative to the destination."""
+    parts = [str(part) for part in (name.vhost, name.queue, name.partition) if part is not None] or [name.system]
+    return "/".join(_file_name(part) for part in parts)
+
+
+def _file_name(part: str) -> str:
+    found = quote(part.encode("utf-8", "surrogateescape"), safe=_SAFE) or "%"
+    return found.replace(".", "%2E") if found.startswith(".") else found
+
+
+class FilesSink:
+    """Writer of a directory. A message that is written again after a kill gets the same files."""
+
+    def __init__(self, context: SinkContext) -> None:
+        self._top = Path(context.destination)
+        self._top.mkdir(exist_ok=True)
+        self._unsynced: set[Path] = set()
+
+    def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        where = directory_of(batch.name)
+        if all(len(part) <= _MAX_NAME for part in where.split("/")):
+            return ()
+        return [(row, f"the name of the queue is too long for a directory: {where[:60]}...") for row in range(len(batch))]
+
+    def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        directory = self._top / directory_of(batch.name)
+        directory.mkdir(parents=True, exist_ok=True)
+        for row, about in enumerate(rows_of(batch, body=False)):
+            for ending, content in ((".body", batch.bodies[row]), (".json", encode(about).encode() + b"\n")):
+                path = directory / f"{batch.positions[row]:08}{ending}"
+                path.write_bytes(content)
+                self._unsynced.add(path)
+        return ()
+
+    def flush(self) -> Mapping[str, Any]:
+        files = Files()
+        for path in sorted(self._unsynced):
+            with files.closing(os.open(path, os.O_RDONLY)) as fd:
+                files.sync(fd)
+        for directory in {parent for path in self._unsynced for parent in path.parents if parent.is_relative_to(self._top)}:
+            files.sync_directory(directory)
+        self._unsynced.clear()
+        return {}
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

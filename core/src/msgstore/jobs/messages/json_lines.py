@@ -1,0 +1,157 @@
+"""Source and sink ``jsonl``: files with one message on each line, as ``messages --json`` prints them."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.contract import (
+    Buffer,
+    Candidate,
+    MessageBatch,
+    MsgStoreError,
+    QueueInfo,
+    QueueName,
+    SinkContext,
+    SourceContext,
+    SourceDamage,
+)
+from msgstore.jobs.messages.rows import batch_of, encode, parse_line, queue_of, rows_of
+
+ENDINGS = (".jsonl", ".ndjson")
+_BATCH = 4 * 2**20
+"""Bytes of lines in one batch."""
+
+
+def detect(path: Path) -> Candidate | None:
+    """Recognise a file by its ending and its first byte, a directory by such files."""
+    files = [path] if path.is_file() else sorted(entry for entry in path.iterdir() if entry.is_file())[:1000]
+    found = [file.name for file in files if file.suffix in ENDINGS]
+    if not found:
+        return None
+    with next(file for file in files if file.suffix in ENDINGS).open("rb") as stream:
+        if stream.read(1) not in (b"{", b""):
+            return None
+    return Candidate("likely", f"{found[0]} is JSON Lines")
+
+
+@attrs.define
+class _Queue:
+    """Lines of one queue: file number, begin and end of each."""
+
+    files: list[int] = attrs.field(factory=list)
+    begins: list[int] = attrs.field(factory=list)
+    ends: list[int] = attrs.field(factory=list)
+
+
+def sample(directory: Path) -> Path:
+    """Make a file with messages of two queues."""
+    path = directory / "messages.jsonl"
+    rows = ({"system": "sample", "queue": f"q{number % 2}", "body": "eA=="} for number in range(30))
+    path.write_text("".join(f"{encode(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+class JsonLinesSource:
+    """Messages of a file, or of the files of a directory by name. The first call reads every line."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        top = context.path
+        self._names = [""] if top.is_file() else sorted(one.name for one in top.iterdir() if one.suffix in ENDINGS)
+        self._queues: dict[QueueName, _Queue] | None = None
+        self._damage: list[SourceDamage] = []
+        self._current: tuple[int, Buffer] = (-1, b"")
+        """Number and content of the file that was read last."""
+
+    def queues(self) -> Iterable[QueueInfo]:
+        return [QueueInfo(name=name) for name in self._found()]
+
+    def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        queue = self._found()[name]
+        rows: list[dict[str, Any]] = []
+        held, begin = 0, first
+        for at in range(first, len(queue.begins) if stop is None else min(stop, len(queue.begins))):
+            line = bytes(self._content(queue.files[at])[queue.begins[at] : queue.ends[at]])
+            row = parse_line(line, lambda: str(self._context.path))  # it was parsed before
+            row.setdefault("origin", {"file": self._names[queue.files[at]], "offset": queue.begins[at], "size": len(line)})
+            rows.append(row)
+            held += len(line)
+            if held >= _BATCH:
+                yield batch_of(name, rows, begin, raw=self._context.raw)
+                rows, held, begin = [], 0, at + 1
+        if rows:
+            yield batch_of(name, rows, begin, raw=self._context.raw)
+
+    def count(self, name: QueueName) -> int:
+        return len(self._found()[name].begins)
+
+    def damage(self) -> Iterable[SourceDamage]:
+        self._found()
+        return self._damage
+
+    def close(self) -> None:
+        self._queues = None
+
+    def _content(self, number: int) -> Buffer:
+        if self._current[0] != number:
+            self._current = (number, self._context.read(self._names[number]))
+        return self._current[1]
+
+    def _found(self) -> dict[QueueName, _Queue]:
+        if self._queues is None:
+            self._queues = {}
+            for number, file in enumerate(self._names):
+                content = self._content(number)
+                begin = 0
+                for line in io.BytesIO(content):  # shares the memory of bytes
+                    self._enter(number, file, begin, begin + len(line), line)
+                    begin += len(line)
+        return self._queues
+
+    def _enter(self, number: int, file: str, begin: int, end: int, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            name = queue_of(parse_line(line, lambda: ""))
+        except MsgStoreError as error:
+            self._damage.append(
+                SourceDamage(file=file, offset=begin, size=end - begin, reason=str(error).lstrip(": "), messages=1)
+            )
+            return
+        assert self._queues is not None
+        queue = self._queues.setdefault(name, _Queue())
+        queue.files.append(number)
+        queue.begins.append(begin)
+        queue.ends.append(end)
+
+
+class JsonLinesSink:
+    """Writer of one file."""
+
+    def __init__(self, context: SinkContext) -> None:
+        self._file = open(context.destination, "ab")  # noqa: SIM115, PTH123 - until close
+        self._file.truncate(context.token["size"] if context.token else 0)
+
+    def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        return ()
+
+    def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        self._file.writelines(encode(row).encode() + b"\n" for row in rows_of(batch))
+        return ()
+
+    def flush(self) -> Mapping[str, Any]:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {"size": self._file.tell()}
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._file.close()

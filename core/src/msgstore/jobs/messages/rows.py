@@ -1,0 +1,208 @@
+"""Messages as JSON objects, and back: ``messages --json`` and JSON Lines files have one on each line."""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import json
+import os
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from msgstore.contract import STATES, MessageBatch, QueueInfo, QueueName, SourceDamage, StoreError
+from msgstore.contract.messages import CERTAIN, CERTAINTIES
+
+encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else b64encode(value).decode()
+
+
+def name_as_json(name: QueueName | None) -> dict[str, Any]:
+    """Return the four parts of a queue's name."""
+    if name is None:
+        return {"system": None, "vhost": None, "queue": None, "partition": None}
+    return {"system": name.system, "vhost": name.vhost, "queue": name.queue, "partition": name.partition}
+
+
+def rows_of(batch: MessageBatch, *, body: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield each message as a JSON object."""
+    nothing = [None] * len(batch)
+    name = name_as_json(batch.name)
+    columns = zip(
+        batch.positions,
+        batch.sequences or nothing,
+        batch.ids or nothing,
+        batch.bodies,
+        batch.raws or nothing,
+        batch.exchanges or nothing,
+        batch.routing_keys or nothing,
+        batch.properties or nothing,
+        batch.headers or nothing,
+        batch.raw_properties or nothing,
+        batch.timestamps_ms or nothing,
+        batch.expiries_ms or nothing,
+        batch.states,
+        batch.certainties or [CERTAIN] * len(batch),
+        batch.verified or nothing,
+        batch.files,
+        batch.offsets,
+        batch.sizes,
+        strict=True,
+    )
+    for (
+        position, sequence, msg_id, content, raw, exchange, keys, properties, headers, stored, timestamp, expiry, state,
+        certainty, verified, file, offset, size,
+    ) in columns:  # fmt: skip
+        row = {
+            **name,
+            "position": position,
+            "sequence": sequence,
+            "id": msg_id,
+            "size": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        if body:
+            row["body"] = b64encode(content).decode()
+        if batch.raws is not None:
+            row["raw"] = _text(raw)
+        yield row | {
+            "exchange": exchange,
+            "routing_keys": None if keys is None else list(keys),
+            "properties": properties,
+            "headers": headers,
+            "raw_properties": _text(stored),
+            "timestamp_ms": timestamp,
+            "expiry_ms": expiry,
+            "state": state,
+            "certainty": certainty,
+            "verified": verified,
+            "origin": {"file": file, "offset": offset, "size": size},
+        }
+
+
+def queue_as_json(info: QueueInfo, **numbers: Any) -> dict[str, Any]:
+    """Return a queue as ``queues --json`` prints it."""
+    counts = {"messages": None, "bytes": None, "embedded": None, "shared": None, "missing": None} | numbers
+    counts |= {"first_ms": numbers.get("first_ms"), "last_ms": numbers.get("last_ms"), "damage": numbers.get("damage")}
+    row = {**name_as_json(info.name), "type": info.type, **counts, **info.details, "read": info.read}
+    return row if info.read else row | {"reason": info.reason}
+
+
+def damage_as_json(damage: SourceDamage) -> dict[str, Any]:
+    """Return damage as an object of ``--json``."""
+    name = {} if damage.name is None else name_as_json(damage.name)
+    return {
+        "kind": "damage", "path": damage.file, "offset": damage.offset, "size": damage.size, "reason": damage.reason,
+        "messages": damage.messages, **name,
+    }  # fmt: skip
+
+
+# -- back ---------------------------------------------------------------------------------------------------------------------
+
+_WHOLE = (int, type(None))
+_STRING = (str, type(None))
+_KINDS: dict[str, tuple[type, ...]] = {
+    "system": (str,), "vhost": _STRING, "queue": _STRING, "partition": _WHOLE, "position": _WHOLE, "sequence": _WHOLE,
+    "id": _STRING, "size": _WHOLE, "sha256": _STRING, "body": (str,), "raw": _STRING, "exchange": _STRING,
+    "routing_keys": (list, type(None)), "properties": (dict, type(None)), "headers": (dict, type(None)),
+    "raw_properties": _STRING, "timestamp_ms": _WHOLE, "expiry_ms": _WHOLE, "state": _STRING, "certainty": _STRING,
+    "verified": (bool, type(None)), "origin": (dict, type(None)),
+}  # fmt: skip
+"""Member to its types. ``system`` and ``body`` must be there."""
+_NEEDED = ("system", "body")
+_HEX = re.compile(r"[0-9a-fA-F]{32}")
+
+
+def checked_row(row: Any) -> dict[str, Any]:
+    """Check one object, and return it with its bodies decoded. Raises ValueError."""
+    if not isinstance(row, dict):
+        raise ValueError(f"it is {type(row).__name__}, not an object")  # noqa: TRY004 - one class of errors for the caller
+    for member in _NEEDED:
+        if member not in row:
+            raise ValueError(f"it has no {member!r}")
+    for member, value in row.items():
+        if member not in _KINDS:
+            raise ValueError(f"{member!r} is no member of a message")
+        if not isinstance(value, _KINDS[member]) or (isinstance(value, bool) and bool not in _KINDS[member]):
+            raise ValueError(f"its {member!r} is {value!r:.40}")
+    if (state := row.get("state")) is not None and state not in STATES:
+        raise ValueError(f"there is no state {state!r}")
+    if (certainty := row.get("certainty")) is not None and certainty not in CERTAINTIES:
+        raise ValueError(f"there is no certainty {certainty!r}")
+    found = dict(row)
+    for member in ("body", "raw", "raw_properties"):
+        if found.get(member) is not None:
+            try:
+                found[member] = b64decode(found[member], validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise ValueError(f"its {member!r} is not base64: {error}") from None
+    if (given := row.get("sha256")) is not None and given != hashlib.sha256(found["body"]).hexdigest():
+        raise ValueError("its body has another sha256: the body or the sum was changed")
+    return found
+
+
+def queue_of(row: dict[str, Any]) -> QueueName:
+    """Return the queue of a checked object."""
+    return QueueName(row["system"], row.get("vhost"), row.get("queue"), row.get("partition"))
+
+
+def batch_of(name: QueueName, rows: Sequence[dict[str, Any]], first: int, *, raw: bool) -> MessageBatch:
+    """Return checked objects of one queue as a batch; the first has the position ``first``."""
+
+    def column(member: str) -> list[Any] | None:
+        values = [row.get(member) for row in rows]
+        return values if any(value is not None for value in values) else None
+
+    origins = [row.get("origin") or {} for row in rows]
+    return MessageBatch(
+        name=name,
+        bodies=[row["body"] for row in rows],
+        positions=range(first, first + len(rows)),
+        states=[row.get("state") or "ready" for row in rows],
+        files=[str(origin.get("file") or "") for origin in origins],
+        offsets=[origin.get("offset") or 0 for origin in origins],
+        sizes=[origin.get("size") or 0 for origin in origins],
+        sequences=column("sequence"),
+        ids=column("id"),
+        raws=column("raw") if raw else None,
+        exchanges=column("exchange"),
+        routing_keys=[keys or [] for keys in found] if (found := column("routing_keys")) else None,
+        properties=column("properties"),
+        headers=column("headers"),
+        raw_properties=column("raw_properties"),
+        timestamps_ms=column("timestamp_ms"),
+        expiries_ms=column("expiry_ms"),
+        certainties=[value or CERTAIN for value in found] if (found := column("certainty")) else None,
+        verified=column("verified"),
+    )
+
+
+def message_id(batch: MessageBatch, row: int) -> bytes:
+    """Return the 16 bytes that name a message: its id if it has 16 bytes, else a hash of where it stands and of its body. The
+    same at each call."""
+    given = batch.ids[row] if batch.ids is not None else None
+    if given is not None and _HEX.fullmatch(given):
+        return bytes.fromhex(given)
+    name = batch.name
+    parts: tuple[object, ...] = (
+        name.system, name.queue, name.partition, batch.files[row], batch.offsets[row],
+        hashlib.sha256(batch.bodies[row]).hexdigest(),
+    )  # fmt: skip
+    return hashlib.blake2b(encode([None if part is None else str(part) for part in parts]).encode(), digest_size=16).digest()
+
+
+def parse_line(line: bytes, where: Callable[[], str]) -> dict[str, Any]:
+    """Return one line of JSON as a checked object. Raises StoreError, with ``where()``."""
+    try:
+        return checked_row(json.loads(line))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{where()}: is not a message: {error}") from None
+
+
+def printable_name(name: str) -> str:
+    """Return a file's name as valid Unicode: bytes that are no UTF-8 become replacement characters."""
+    return os.fsencode(name).decode("utf-8", "replace")

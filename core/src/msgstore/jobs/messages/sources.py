@@ -1,0 +1,139 @@
+"""Open sources: find the ones that can read a path, and create one with its options."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import attrs
+
+from msgstore.config import Backend, structure
+from msgstore.contract import Buffer, Candidate, ConfigError, MsgStoreError, Source, SourceContext, StoreError, StoreIOError
+from msgstore.files import READ_WHOLE, Files
+from msgstore.jobs.workers import worker_catalogue
+from msgstore.plugins.blame import blame
+from msgstore.plugins.catalogue import Catalogue
+
+_ORDER = ("certain", "likely", "perhaps")
+
+
+@attrs.frozen
+class SourceSpec:
+    """A path and the source that reads it. Small and picklable: each process opens it for itself."""
+
+    path: str
+    source: Backend
+    now_ms: int
+    raw: bool = False
+
+
+def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
+    """Return the sources that can read a path, the most likely first. Raises StoreError if the path does not exist,
+    PluginError."""
+    if not path.exists():
+        raise StoreError(f"{path}: there is no such file or directory")
+    found: list[tuple[str, Candidate]] = []
+    for name in catalogue.names("source"):
+        descriptor = catalogue.source(name)
+        with catalogue.attribute_errors(descriptor, f"cannot examine {path}"):
+            if (candidate := descriptor.load_detect()(path)) is not None:
+                found.append((name, candidate))
+    return sorted(found, key=lambda one: _ORDER.index(one[1].likelihood))
+
+
+def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Backend:
+    """Return the source to use: the given one, or the most likely if no other is as likely. Raises StoreError, PluginError."""
+    if given is not None and given.name:
+        catalogue.source(given.name)
+        return given
+    found = detect(catalogue, path)
+    if not found:
+        names = ", ".join(catalogue.names("source"))
+        raise StoreError(
+            f"{path}: no installed source recognises anything here. Installed: {names}. Name one with --source NAME."
+        )
+    best = [name for name, candidate in found if candidate.likelihood == found[0][1].likelihood]
+    if len(best) > 1:
+        which = "; ".join(f"{name}: {candidate.evidence}" for name, candidate in found if name in best)
+        raise StoreError(f"{path}: several sources can read it ({which}). Name one with --source NAME.")
+    return attrs.evolve(given, name=best[0]) if given is not None else Backend(best[0])
+
+
+def source_spec(
+    catalogue: Catalogue, path: Path, source: Backend | None = None, *, raw: bool = False, now_ms: int | None = None
+) -> SourceSpec:
+    """Return what :func:`open_source` takes. Checks the options. Raises StoreError, ConfigError, PluginError."""
+    if not path.exists():
+        raise StoreError(f"{path}: there is no such file or directory")
+    chosen = choose_source(catalogue, path, source)
+    _options(catalogue, chosen)
+    return SourceSpec(str(path), chosen, time.time_ns() // 1_000_000 if now_ms is None else now_ms, raw)
+
+
+def _options(catalogue: Catalogue, source: Backend) -> object:
+    return structure(catalogue.source(source.name).options, source.options, f"the source {source.name}", source.base)
+
+
+@contextmanager
+def open_source(spec: SourceSpec, catalogue: Catalogue | None = None) -> Iterator[Source]:
+    """Open a source in any process. Errors of the operating system become StoreIOError, a plugin's BrokenPlugin."""
+    catalogue, path = catalogue or worker_catalogue(), Path(spec.path)
+    with ExitStack() as files, _errors(path):
+        context = SourceContext(
+            path=path,
+            options=_options(catalogue, spec.source),
+            read=partial(_read, files, path),
+            now_ms=spec.now_ms,
+            raw=spec.raw,
+        )
+        source: Source = catalogue.make(catalogue.source(spec.source.name), context)
+        try:
+            yield source
+        finally:
+            source.close()
+
+
+def _read(files: ExitStack, path: Path, name: str) -> Buffer:
+    """Return the content of a file. A large one is mapped as long as the source is open."""
+    place = path / name if name else path
+    small = place.stat().st_size <= READ_WHOLE
+    return Files().read_file(place) if small else files.enter_context(Files().view(place))
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except MsgStoreError:
+        raise
+    except OSError as error:
+        raise StoreIOError(f"{error.filename or path}: {error.strerror or error}") from error
+    except Exception as error:
+        if (broken := blame(error)) is None:
+            raise
+        raise type(broken)(f"{path}: {broken}") from error
+
+
+def parse_options(given: tuple[str, ...], option: str) -> dict[str, object]:
+    """Return the options of a backend that a command line gives as NAME=VALUE. A value is JSON, or text. Raises ConfigError."""
+    found: dict[str, object] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"{option}: {text!r} is not of the form NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Return the end of an error about an unknown name."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f". Did you mean {near[0]!r}?" if near else f". There are: {', '.join(known[:10]) or 'none'}"

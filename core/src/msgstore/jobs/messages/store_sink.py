@@ -1,0 +1,122 @@
+"""Sink ``store``: a new store with the bodies. A message that is in several queues is stored once, with a reference for
+each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.builtin.plugin import StoreSinkOptions
+from msgstore.contract import MessageBatch, MsgStoreError, SinkContext, StoreIOError
+from msgstore.files import Files
+from msgstore.jobs.messages.rows import message_id
+from msgstore.jobs.output.commit import StoreStaging, numbered_segments
+from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec
+from msgstore.jobs.output.staging_directory import PARTS
+from msgstore.jobs.workers import body_codec
+
+_ID = 16
+_ENTRY = _ID + 8
+"""Bytes of an entry of the list of ids: id, and first bytes of the hash of its body."""
+
+
+class StoreSink:
+    """Writer of a store. Queues, order and properties have no place in a store, and are left out.
+
+    A part of the store is written for each flush. The list of ids has an entry for each message written: it gives the
+    references.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        options: StoreSinkOptions = context.options
+        self._context = context
+        self._work = Path(context.destination).with_name(Path(context.destination).name + ".parts")
+        self._target = StoreSpec(context.target, options.index, options.format, options.record, options.body)
+        self._encode = body_codec(self._target.body).encode
+        self._parts = int(context.token["parts"]) if context.token else 0
+        for directory in (self._work, self._work / PARTS):
+            directory.mkdir(exist_ok=True)
+        self._list = open(self._work / "ids", "a+b")  # noqa: SIM115, PTH123 - until close
+        self._list.truncate(int(context.token["messages"]) * _ENTRY if context.token else 0)
+        self._hashes = dict(self._entries())
+        """Id to the hash of its body."""
+        self._writer = self._next_part()
+
+    def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        return [(row, reason) for row, _, _, reason in self._encoded(batch, self._hashes.copy()) if reason]
+
+    def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        ids, bodies, entries = [], [], []
+        for _, entry, stored, _ in self._encoded(batch, self._hashes):
+            entries.append(entry)
+            if stored is not None:
+                ids.append(entry[:_ID])
+                bodies.append(stored)
+        self._writer.add(ids, bodies)
+        self._list.write(b"".join(entries))
+        return ()
+
+    def _encoded(self, batch: MessageBatch, hashes: dict[bytes, bytes]) -> Iterator[tuple[int, bytes, bytes | None, str]]:
+        """Yield row, entry, stored body, None if it is stored already, and reason for a refusal of each message."""
+        for row, body in enumerate(batch.bodies):
+            msg_id, digest = message_id(batch, row), hashlib.blake2b(body, digest_size=8).digest()
+            known, stored, reason = hashes.get(msg_id), None, ""
+            if known is None:
+                try:
+                    stored = self._encode(msg_id, body)
+                except MsgStoreError as error:
+                    reason = str(error)
+                else:
+                    if len(stored) > self._writer.max_body:
+                        reason = f"a body of {len(stored)} bytes does not fit into a record"
+            elif known != digest:
+                reason = f"the id {msg_id.hex()} has another body already, and an id names one body for ever"
+            if not reason:
+                hashes[msg_id] = digest
+            yield row, msg_id + digest, stored, reason
+
+    def flush(self) -> Mapping[str, Any]:
+        part = self._writer.finish()
+        Files().write_file(self._work / f"{self._parts}.json", [json.dumps(attrs.asdict(part)).encode()], sync=True)
+        self._parts += 1
+        self._list.flush()
+        os.fsync(self._list.fileno())
+        self._writer = self._next_part()
+        return {"parts": self._parts, "messages": self._list.tell() // _ENTRY}
+
+    def finish(self) -> None:
+        self._writer.abandon()
+        store, parts = Path(self._context.destination), []
+        for number in range(self._parts):
+            fields = json.loads((self._work / f"{number}.json").read_bytes())
+            parts.append(StorePart(**fields | {"files": tuple(map(tuple, fields["files"]))}))
+        for segment, _, to in numbered_segments(parts, store):  # of a call that was interrupted
+            if to.exists():
+                Files().replace(to, segment)
+        Files().remove_tree(store)
+        StoreStaging.join(self._target, str(self._work)).build(store, parts, self._counts())
+
+    def close(self) -> None:
+        self._writer.abandon()
+        self._list.close()
+
+    def _next_part(self) -> PartWriter:
+        try:
+            return PartWriter(self._target, str(self._work), self._parts)
+        except OSError as error:
+            raise StoreIOError(f"{self._context.target}: {error.strerror or error}") from error
+
+    def _entries(self) -> Iterator[tuple[bytes, bytes]]:
+        self._list.flush()
+        self._list.seek(0)
+        while entry := self._list.read(_ENTRY):
+            yield entry[:_ID], entry[_ID:]
+
+    def _counts(self) -> Iterator[tuple[bytes, int]]:
+        return ((msg_id, 1) for msg_id, _ in self._entries())
