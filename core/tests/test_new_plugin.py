@@ -22,6 +22,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "index": {"index": "mine-index"},
     "gc-policy": {"gc": {"use": "mine-gc-policy", "garbage": 0.5, "smallest": 0}},
     "body-codec": {"body": {"use": "mine-body-codec", "level": 1}},
+    "source": {},
+    "sink": {},
     "observer": {},
     "command": {},
 }
@@ -110,7 +112,7 @@ REFUSED = [
     ("index", "attr", "would replace the module attr"),
     ("format", "sqs", "would end in .sqs, as those of the format 'v2'"),
     *(("format", name, f"would end in .{name}, as other files") for name in ("tmp", "erase", "lock", "hint")),
-    ("sink", "mine", "record-type"),
+    ("drain", "mine", "record-type"),
 ]  # fmt: skip
 
 
