@@ -1,0 +1,120 @@
+"""Sink ``kestrel``: a directory with a journal for each queue."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from msgstore.contract import MessageBatch, QueueName, SinkContext
+from msgstore_kestrel_journal import records as r
+from msgstore_kestrel_journal.files import FORBIDDEN
+from msgstore_kestrel_journal.journal import MAX_DATA
+from msgstore_kestrel_journal.plugin import KestrelSinkOptions
+from msgstore_kestrel_journal.replay import QueueState, replay_file
+
+_MAX_NAME = 200
+"""Bytes of a name. A number and a suffix follow it, and file systems take 255."""
+_MAX_TIME = 2**63
+
+
+class KestrelSink:
+    """Writer of live files. A message becomes an ADDX; a record that Kestrel wrote is copied, if the source gives it.
+
+    Kept: body, order, time and expiry. A message without a time has been added now. Reserved messages are ordinary ones, as
+    after a start of Kestrel. Vhost, queue and partition are joined by ``-``. Left out: ids, properties, headers.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        self._options: KestrelSinkOptions = context.options
+        self._directory = Path(context.destination)
+        self._directory.mkdir(exist_ok=True)
+        self._now_ms = time.time_ns() // 1_000_000
+        self._sizes: dict[str, int] = dict(context.token["sizes"]) if context.token else {}
+        for left in self._directory.iterdir():  # of an interrupted conversion
+            if left.name in self._sizes:
+                os.truncate(left, self._sizes[left.name])
+            else:
+                left.unlink()
+        self._owners: dict[str, QueueName] = {}
+        """Name of a journal to the queue that it holds."""
+        self._current: tuple[str, BinaryIO] | None = None
+        self._unsynced: set[str] = set()
+
+    def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        name = self._name(batch.name)
+        forbidden = FORBIDDEN if batch.name.system == "kestrel" else FORBIDDEN + "+"
+        reason = ""
+        if wrong := [char for char in forbidden if char in name]:
+            reason = f"the name {name!r} has {' and '.join(wrong)}, which a queue of Kestrel cannot have: rename it"
+        elif not name or not name.isprintable() or len(name.encode("utf-8", "surrogateescape")) > _MAX_NAME:
+            reason = f"the name {name!r:.60} is no name of a file: rename it"
+        elif self._owners.setdefault(name, batch.name) != batch.name:
+            reason = f"the queues {self._owners[name]} and {batch.name} have one name here, {name!r}: rename one"
+        if reason:
+            return [(row, reason) for row in range(len(batch))]
+        times = (batch.timestamps_ms or [None] * len(batch), batch.expiries_ms or [None] * len(batch))
+        return [
+            (row, "a time is no number of 64 bits" if len(body) <= MAX_DATA else f"a body of {len(body)} bytes is too large")
+            for row, (body, *found) in enumerate(zip(batch.bodies, *times, strict=True))
+            if len(body) > MAX_DATA or any(not -_MAX_TIME <= (value or 0) < _MAX_TIME for value in found)
+        ]
+
+    def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        count = len(batch)
+        added, expiries = batch.timestamps_ms or [None] * count, batch.expiries_ms or [None] * count
+        raws = batch.raws if batch.raws is not None and batch.name.system == "kestrel" else [None] * count
+        records = []
+        for body, add_ms, expiry_ms, raw in zip(batch.bodies, added, expiries, raws, strict=True):
+            if raw is None or not _is_record_of(raw, body):
+                raw = r.encode_addx(body, self._now_ms if add_ms is None else add_ms, expiry_ms or 0)
+            records.append(raw)
+        name = self._name(batch.name)
+        content = b"".join(records)
+        self._file(name).write(content)
+        self._sizes[name] = self._sizes.get(name, 0) + len(content)
+        return ()
+
+    def flush(self) -> Mapping[str, Any]:
+        self._close_current()
+        for name in sorted(self._unsynced):
+            fd = os.open(self._directory / name, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._unsynced.clear()
+        return {"sizes": self._sizes}
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._close_current()
+
+    def _name(self, name: QueueName) -> str:
+        parts = [None if name.vhost == "/" else name.vhost, name.queue or self._options.queue, name.partition]
+        return "-".join(str(part) for part in parts if part is not None)
+
+    def _file(self, name: str) -> BinaryIO:
+        if self._current is None or self._current[0] != name:
+            self._close_current()
+            self._current = (name, (self._directory / name).open("ab"))
+            self._unsynced.add(name)
+        return self._current[1]
+
+    def _close_current(self) -> None:
+        if self._current is not None:
+            self._current[1].close()
+            self._current = None
+
+
+def _is_record_of(raw: bytes, body: bytes) -> bool:
+    """Return True if ``raw`` is one whole record that adds ``body``."""
+    state = QueueState()
+    if replay_file([raw], 0, state) is not None or list(state.queue) != [0]:
+        return False
+    item = r.read_item(raw, 0)
+    return item.end == len(raw) and raw[item.begin :] == body

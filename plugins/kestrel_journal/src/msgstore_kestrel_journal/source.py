@@ -1,0 +1,208 @@
+"""Source ``kestrel``: the messages of a directory of journals, or of one journal."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, takewhile
+from pathlib import Path
+
+from msgstore.contract import (
+    Candidate,
+    MessageBatch,
+    QueueInfo,
+    QueueName,
+    SourceContext,
+    SourceDamage,
+)
+from msgstore_kestrel_journal import records as r
+from msgstore_kestrel_journal.files import TEMPORARY, QueueFiles, queue_files, queue_names
+from msgstore_kestrel_journal.plugin import KestrelSourceOptions
+from msgstore_kestrel_journal.records import read_columns
+from msgstore_kestrel_journal.replay import FILE_BITS, Replay, capped_expiry, replay_journals
+
+SYSTEM = "kestrel"
+_BATCH = 4 * 2**20
+"""Bytes of records in one batch."""
+_BATCH_MESSAGES = 2**12
+_PROBE = 64 * 2**10
+"""Bytes of each file that the detection reads, and files that it opens."""
+_PROBES = 20
+
+
+def detect(path: Path) -> Candidate | None:
+    """Recognise a directory by its names and by files that begin with records. One byte 01 is a journal, so it is never
+    certain."""
+    files = [path] if path.is_file() else sorted(one for one in path.iterdir() if one.is_file() and TEMPORARY not in one.name)
+    found, empty = [], 0
+    for file in files[:_PROBES]:
+        with file.open("rb") as stream:
+            head = stream.read(_PROBE)
+        if not head:
+            empty += 1
+        elif not _begins_with_records(head):
+            return None
+        else:
+            found.append(file)
+    if not found:
+        return None
+    count = sum(_records(file) for file in found)
+    names = ", ".join(file.name for file in found[:3])
+    if count < 3:
+        return Candidate("perhaps", f"{names}: {count} record(s) of a Kestrel journal, which has no mark")
+    return Candidate("likely", f"{names}: begins with records of a Kestrel journal")
+
+
+def sample(directory: Path) -> Path:
+    """Make the journals of two queues."""
+    for queue in ("a", "b"):
+        items = (r.encode_addx(b"message %d" % number, 1_600_000_000_000 + number, 0) for number in range(20))
+        (directory / queue).write_bytes(b"".join(items) + b"\1" + r.encode_xid(r.REMOVE_TENTATIVE_XID, 1))
+    return directory
+
+
+def _begins_with_records(head: bytes) -> bool:
+    """Return True if the first record is one that begins a journal: an item, a reservation, or an empty queue's REMOVE."""
+    return _prefix(head)[0] > 0
+
+
+def _records(file: Path) -> int:
+    with file.open("rb") as stream:
+        return _prefix(stream.read(_PROBE))[0]
+
+
+def _prefix(head: bytes) -> tuple[int, int]:
+    """Return the number of records at the begin that are whole, or cut by the end of ``head`` only, and the offset behind."""
+    at = count = 0
+    while at < len(head):
+        opcode = head[at]
+        if opcode in (r.REMOVE, r.REMOVE_TENTATIVE):
+            size = 1
+        elif opcode > r.REMOVE_TENTATIVE_XID:
+            break
+        elif opcode in (r.ADD, r.ADDX, r.ADD_XID, r.CONTINUE):
+            begin = at + (1 if opcode in (r.ADD, r.ADDX) else 5)
+            if begin + 4 > len(head):
+                break
+            (length,) = r.read_i32(head, begin)
+            if not (r.ADD_EXPIRY if opcode == r.ADD else r.TIMES) <= length < 2**28:
+                break
+            size = begin + 4 + length - at
+        else:
+            size = 5
+        count, at = count + 1, at + size
+    return count, at
+
+
+class KestrelSource:
+    """Messages of the queues of one directory. A queue is replayed when it is first asked for."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._options: KestrelSourceOptions = context.options
+        path = context.path
+        if path.is_file():
+            self._names = [path.name]
+        else:
+            self._names = sorted(one.name for one in path.iterdir() if one.is_file())
+        self._replays: tuple[str, Replay] | None = None
+        """The queue that was replayed last."""
+
+    def queues(self) -> Iterable[QueueInfo]:
+        return [
+            QueueInfo(name=QueueName(SYSTEM, queue=queue), type="journal", details=self._details(queue))
+            for queue in self._queues()
+        ]
+
+    def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        replay = self._replay(str(name.queue))
+        for broken in replay.broken:
+            number = [one for one, _ in replay.files.order].index(broken.file)
+            file = replay.files.order[number][1]
+            size = len(replay.journals[number]) - broken.offset
+            yield SourceDamage(file=self._path(file), offset=broken.offset, size=size, reason=broken.reason, name=name)
+        opened = len(replay.state.opened)
+        places = replay.state.in_delivery_order()
+        stop = len(places) if stop is None else min(stop, len(places))
+        at = first
+        while at < stop:
+            batch = self._batch(name, replay, places[at : min(at + _BATCH_MESSAGES, stop)], at, opened)
+            yield batch
+            at += len(batch)
+
+    def damage(self) -> Iterable[SourceDamage]:
+        found: list[SourceDamage] = []
+        for queue in self._queues():
+            files = queue_files(self._names, queue)
+            found += (
+                SourceDamage(
+                    file=self._path(name), size=self._size(name), name=QueueName(SYSTEM, queue=queue),
+                    reason="not a file of the queue: Kestrel does not load a queue beside such a name",
+                )
+                for name in files.foreign
+            )  # fmt: skip
+        return found
+
+    def close(self) -> None:
+        self._replays = None
+
+    def _queues(self) -> list[str]:
+        return [self._names[0]] if self._context.path.is_file() else queue_names(self._names)
+
+    def _files(self, queue: str) -> QueueFiles:
+        if self._context.path.is_file():  # one file by itself, whatever its name
+            return QueueFiles(queue, ((queue, queue),))
+        return queue_files(self._names, queue)
+
+    def _details(self, queue: str) -> dict[str, object]:
+        files = self._files(queue)
+        return {"files": len(files.order), "replaced": len(files.replaced), "temporary": len(files.temporary)}
+
+    def _path(self, name: str) -> str:
+        return "" if self._context.path.is_file() else name
+
+    def _size(self, name: str) -> int:
+        return len(self._context.read(self._path(name)))
+
+    def _replay(self, queue: str) -> Replay:
+        if self._replays is None or self._replays[0] != queue:
+            files = self._files(queue)
+            journals = [self._context.read(self._path(now)) for _, now in files.order]
+            found = replay_journals(files, journals, self._context.now_ms, state_dump=self._options.state_dump)
+            self._replays = (queue, found)
+        return self._replays[1]
+
+    def _batch(self, name: QueueName, replay: Replay, places: list[int], first: int, opened: int) -> MessageBatch:
+        """Return messages of the begin of ``places``: those in one file, up to _BATCH bytes."""
+        number, _ = replay.split(places[0])
+        journal, file = replay.journals[number], self._path(replay.files.order[number][1])
+        base = places[0] - replay.split(places[0])[1]
+        offsets = [place - base for place in places if place - base < 1 << FILE_BITS and place >= base]
+        if len(offsets) < len(places):  # up to the first one in another file
+            offsets = [place - base for place in takewhile(lambda place: replay.split(place)[0] == number, places)]
+        found = read_columns(journal, offsets)
+        count = max(bisect_right(list(accumulate(found.sizes)), _BATCH), 1)
+        found, offsets = found.begin(count), offsets[:count]
+        expiries = found.expiry_ms
+        if self._options.max_age is not None:
+            max_age = round(self._options.max_age * 1000)
+            times = zip(found.add_ms, expiries, strict=True)
+            expiries = [capped_expiry(expiry, add_ms, replay.now_ms, max_age) for add_ms, expiry in times]
+        states = ["ready"] * count
+        if first < opened:
+            states[: opened - first] = ["reserved"] * min(opened - first, count)
+        if any(expiries):
+            states = ["expired" if 0 != at < replay.now_ms else state for at, state in zip(expiries, states, strict=True)]
+        raws = [journal[at : at + size] for at, size in zip(offsets, found.sizes, strict=True)] if self._context.raw else None
+        return MessageBatch(
+            name=name,
+            bodies=found.bodies,
+            positions=range(first, first + count),
+            states=states,
+            files=[file] * count,
+            offsets=offsets,
+            sizes=found.sizes,
+            timestamps_ms=found.add_ms,
+            expiries_ms=[at or None for at in expiries] if any(expiries) else None,
+            raws=raws,
+        )

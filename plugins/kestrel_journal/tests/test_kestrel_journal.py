@@ -1,0 +1,374 @@
+"""Journal engine against a model: random histories with tiny thresholds, and a crash before and inside each file operation."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from pathlib import Path
+
+import attrs
+import pytest
+
+from msgstore.contract import StoreClosed, StoreError, StoreIOError
+from msgstore_kestrel_journal import replay
+from msgstore_kestrel_journal.disk import Disk
+from msgstore_kestrel_journal.journal import Journal, JournalOptions
+
+TINY = JournalOptions(
+    default_journal_size=300, max_memory_size=200, max_journal_size=700, min_journal_compact_delay=0, sync_journal=None
+)
+NOW = 1_700_000_000_000
+
+
+class Crash(BaseException):
+    """End of the process."""
+
+
+class CrashingDisk(Disk):
+    """Ends the process before, or inside, the change of this number. Everything later fails, too."""
+
+    CHANGES = ("open_append", "append", "truncate", "rename", "unlink")
+
+    def __init__(self, stop: int | None = None, *, torn: bool = False) -> None:
+        self.changes = 0
+        self._stop, self._torn = stop, torn
+
+    def _step(self) -> bool:
+        """Return True if the change is to be cut."""
+        self.changes += 1
+        if self._stop is not None and self.changes > self._stop:
+            if self.changes == self._stop + 1 and self._torn:
+                return True
+            raise Crash
+        return False
+
+    def append(self, fd: int, data: bytes) -> None:
+        if self._step():
+            super().append(fd, data[: len(data) // 2])
+            raise Crash
+        super().append(fd, data)
+
+
+for _name in set(CrashingDisk.CHANGES) - {"append"}:
+
+    def _call(self, *arguments, _name=_name):
+        if self._step():
+            raise Crash
+        return getattr(Disk, _name)(self, *arguments)
+
+    setattr(CrashingDisk, _name, _call)
+
+
+@attrs.define
+class Model:
+    """What the queue holds."""
+
+    queue: deque[bytes] = attrs.field(factory=deque)
+    opened: dict[int, bytes] = attrs.field(factory=dict)
+    xid: int = 0
+
+    def copy(self) -> Model:
+        return Model(self.queue.copy(), dict(self.opened), self.xid)
+
+    def started(self) -> list[bytes]:
+        """Return the queue after a start: open items return to the head, the lowest xid first."""
+        return [self.opened[xid] for xid in sorted(self.opened)] + list(self.queue)
+
+    def apply(self, operation: str, argument: object) -> object:
+        match operation:
+            case "add":
+                self.queue.append(argument)
+                return True
+            case "remove":
+                return self.queue.popleft() if self.queue else None
+            case "remove_tentative":
+                if not self.queue:
+                    return None
+                self.xid += 1
+                while self.xid in self.opened:
+                    self.xid += 1
+                self.opened[self.xid] = self.queue.popleft()
+                return self.xid, self.opened[self.xid]
+            case "confirm_remove":
+                return self.opened.pop(argument, None) is not None
+            case "unremove":
+                if argument not in self.opened:
+                    return False
+                self.queue.appendleft(self.opened.pop(argument))
+                return True
+            case "continue_":
+                xid, data = argument
+                if self.opened.pop(xid, None) is None:
+                    return False
+                self.queue.append(data)
+                return True
+            case "peek":
+                return self.queue[0] if self.queue else None
+            case "flush":
+                count = len(self.queue)
+                self.queue.clear()
+                return count
+        raise AssertionError(operation)
+
+
+def history(seed: int, length: int = 60) -> list[tuple[str, int]]:
+    """Return (operation, number that selects its argument)."""
+    rng = random.Random(seed)
+    weights: dict[str, float] = {
+        "add": 10,
+        "remove": 4,
+        "remove_tentative": 5,
+        "confirm_remove": 3,
+        "unremove": 2,
+        "continue_": 2,
+        "peek": 1,
+    }
+    weights |= {"flush": 0.3, "restart": 0.7}
+    names = rng.choices(list(weights), list(weights.values()), k=length)
+    return [(name, rng.randrange(10**6)) for name in names]
+
+
+def argument_of(operation: str, number: int, model: Model) -> object:
+    data = b"%d" % number * (1 + number % 9)
+    xids = sorted(model.opened)
+    xid = xids[number % len(xids)] if xids and number % 7 else number % 5
+    return {"add": data, "confirm_remove": xid, "unremove": xid, "continue_": (xid, data)}.get(operation)
+
+
+def call(journal: Journal, operation: str, argument: object) -> object:
+    if operation == "continue_":
+        return journal.continue_(*argument)
+    return getattr(journal, operation)(*([] if argument is None else [argument]))
+
+
+def open_journal(directory: Path, disk: Disk, options: JournalOptions = TINY) -> Journal:
+    return Journal(directory, "q", options, disk=disk, clock_ms=lambda: NOW)
+
+
+def live(directory: Path, seed: int, disk: Disk, model: Model, before: list[Model], options: JournalOptions = TINY) -> None:
+    """Run a history. ``before``: the model before the operation that runs."""
+    journal = open_journal(directory, disk, options)
+    for operation, number in history(seed):
+        before[:] = [model.copy()]
+        if operation == "restart":
+            journal.close() if number % 2 else end_without_close(journal)
+            model.queue, model.opened = deque(model.started()), {}
+            journal = open_journal(directory, disk, options)
+            continue
+        argument = argument_of(operation, number, model)
+        expected = model.apply(operation, argument)
+        assert call(journal, operation, argument) == expected, (operation, argument)
+        assert (len(journal), journal.size) == (len(model.queue), sum(map(len, model.queue)))
+        assert journal.opened == model.opened
+    before[:] = [model.copy()]
+    end_without_close(journal)
+
+
+def end_without_close(journal: Journal) -> None:
+    """As a process that is killed."""
+    journal._end()
+
+
+def stored(directory: Path) -> tuple[list[bytes], dict[int, bytes]]:
+    """Return what a pure reader finds."""
+    found = replay(directory, "q", now_ms=NOW)
+    return [found.data(place) for place in found.state.queue], {xid: found.data(it) for xid, it in found.state.opened.items()}
+
+
+def drained(directory: Path) -> list[bytes]:
+    journal = open_journal(directory, Disk())
+    found = []
+    while (data := journal.remove()) is not None:
+        found.append(data)
+    journal.close()
+    return found
+
+
+@pytest.mark.parametrize("options", [TINY, attrs.evolve(TINY, rewrite_in_memory=True)], ids=["packed", "rewritten"])
+@pytest.mark.parametrize("block", range(6))
+def test_histories(block, options, tmp_path):
+    """300 with each way to replace files: what the files say is what the model says, before and after a start."""
+    packed = 0
+    for seed in range(50 * block, 50 * block + 50):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        model = Model()
+        live(directory, seed, Disk(), model, [], options)
+        packed += len(list(directory.glob("q.*")))
+        assert stored(directory) == (list(model.queue), model.opened), seed
+        assert drained(directory) == model.started(), seed
+    assert packed > 20
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.crash) for seed in range(6, 60))])
+def test_crash_at_each_file_operation(seed, tmp_path):
+    whole = CrashingDisk()
+    (tmp_path / "whole").mkdir()
+    live(tmp_path / "whole", seed, whole, Model(), [])
+    for stop in range(whole.changes):
+        for torn in (False, True):
+            directory = tmp_path / f"{stop}-{torn}"
+            directory.mkdir()
+            model, before = Model(), [Model()]
+            with pytest.raises(Crash):
+                live(directory, seed, CrashingDisk(stop, torn=torn), model, before)
+            allowed = [model.started(), before[0].started()]
+            if len(model.queue) < len(before[0].queue):  # a flush removes one after the other
+                items = list(before[0].queue)
+                head = [before[0].opened[xid] for xid in sorted(before[0].opened)]
+                allowed += [head + items[count:] for count in range(len(items))]
+            assert drained(directory) in allowed, (stop, torn)
+
+
+def test_packing_keeps_items_that_were_reserved_since_the_checkpoint(tmp_path):
+    """Where the original binds a reservation to the wrong item, or to an empty one."""
+    options = attrs.evolve(TINY, max_memory_size=120, max_journal_size=200, default_journal_size=10**6)
+    journal = open_journal(tmp_path, Disk(), options)
+    items = [b"item %02d" % number * 4 for number in range(20)]
+    for item in items:
+        journal.add(item)
+    first, _ = journal.remove_tentative()
+    second, _ = journal.remove_tentative()
+    journal.confirm_remove(first)
+    for item in items[2:12]:
+        assert journal.remove() == item
+    journal.unremove(second)
+    assert journal.peek() == items[1]
+    end_without_close(journal)
+    assert drained(tmp_path) == [items[1], *items[12:]]
+
+
+def test_items_beyond_memory_are_read_when_their_turn_comes(tmp_path):
+    journal = open_journal(tmp_path, Disk(), JournalOptions(max_memory_size=1024, sync_journal=None))
+    items = [bytes([number]) * 128 for number in range(10)]
+    for item in items:
+        journal.add(item)
+    assert (len(journal), len(journal._memory)) == (10, 8)
+    end_without_close(journal)
+    journal = open_journal(tmp_path, Disk(), JournalOptions(max_memory_size=1024, sync_journal=None))
+    assert (len(journal), journal.size, len(journal._memory)) == (10, 1280, 8)
+    assert [journal.remove() for _ in items] == items
+    journal.close()
+
+
+def test_limits(tmp_path):
+    full = Journal(tmp_path, "q", JournalOptions(max_items=2, max_item_size=10))
+    assert [full.add(data) for data in (b"a", b"b", b"c", b"x" * 11)] == [True, True, False, False]
+    full.close()
+    discarding = Journal(tmp_path, "d", JournalOptions(max_size=510, discard_old_when_full=True))
+    assert all(discarding.add(bytes([number]) * 128) for number in range(6))
+    assert discarding.size == 512  # the last one may exceed the limit
+    assert discarding.remove() == b"\2" * 128
+    discarding.close()
+    none = Journal(tmp_path, "n", JournalOptions(max_items=0, discard_old_when_full=True))
+    assert not none.add(b"")
+    none.close()
+
+
+def test_expiry(tmp_path):
+    now, expired = [NOW], []
+    keys = {"clock_ms": lambda: now[0], "on_expired": expired.append}
+    journal = Journal(tmp_path, "q", JournalOptions(max_age=10), **keys)
+    journal.add(b"soon", NOW + 5)
+    journal.add(b"never", 0)
+    journal.add(b"late", NOW + 10**9)
+    now[0] = NOW + 5
+    assert journal.peek() == b"soon"  # equal is alive
+    now[0] = NOW + 6
+    assert journal.peek() == b"never"
+    now[0] = NOW + 10_001
+    assert journal.remove() is None
+    assert expired == [b"soon", b"never", b"late"]
+    journal.close()
+    assert stored(tmp_path) == ([], {})
+
+
+def test_reservation_ends_in_time(tmp_path):
+    now = [NOW]
+    journal = Journal(tmp_path, "q", JournalOptions(open_transaction_timeout=1), clock_ms=lambda: now[0])
+    journal.add(b"a")
+    journal.add(b"b")
+    assert journal.remove_tentative() == (1, b"a")
+    now[0] += 1000
+    assert journal.remove() == b"a"
+    assert not journal.confirm_remove(1)
+    journal.close()
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a/b", "a~b"])
+def test_name_that_kestrel_refuses(name, tmp_path):
+    with pytest.raises(StoreError, match="no name for a queue"):
+        Journal(tmp_path, name)
+
+
+def test_damage_is_not_cut_unasked(tmp_path):
+    (tmp_path / "q").write_bytes(b"\x02\x11\0\0\0" + bytes(16) + b"a" + b"\x7f" + b"\x01" * 3)
+    before = (tmp_path / "q").read_bytes()
+    with pytest.raises(StoreError, match=r"at offset 22: there is no opcode 127; 4 bytes from there on"):
+        Journal(tmp_path, "q")
+    assert (tmp_path / "q").read_bytes() == before
+    journal = Journal(tmp_path, "q", JournalOptions(cut_damage=True))
+    assert journal.remove() == b"a"
+    journal.close()
+
+
+@pytest.mark.parametrize("tail", [b"\x02\x11\0\0\0abc", b"\x09\1", bytes(100)], ids=["item", "xid", "zeros"])
+def test_torn_end_is_cut(tail, tmp_path):
+    (tmp_path / "q").write_bytes(b"\x02\x11\0\0\0" + bytes(16) + b"a" + tail)
+    journal = Journal(tmp_path, "q")
+    journal.add(b"b")
+    assert [journal.remove(), journal.remove(), journal.remove()] == [b"a", b"b", None]
+    journal.close()
+
+
+class FullDisk(Disk):
+    """Writes a part of one record, and fails."""
+
+    full = False
+
+    def append(self, fd: int, data: bytes) -> None:
+        if self.full:
+            super().append(fd, data[:3])
+            raise OSError(28, "No space left on device")
+        super().append(fd, data)
+
+
+def test_full_disk_changes_nothing(tmp_path):
+    disk = FullDisk()
+    journal = open_journal(tmp_path, disk, JournalOptions(sync_journal=None))
+    journal.add(b"a")
+    disk.full = True
+    for call_it in (lambda: journal.add(b"b"), journal.remove, journal.remove_tentative):
+        with pytest.raises(StoreIOError, match=r"No space left on device\. Nothing was changed"):
+            call_it()
+    disk.full = False
+    journal.add(b"c")
+    end_without_close(journal)
+    assert drained(tmp_path) == [b"a", b"c"]
+
+
+def test_failed_sync_closes(tmp_path):
+    class Failing(Disk):
+        def sync(self, fd: int) -> None:
+            raise OSError(5, "Input/output error")
+
+    journal = open_journal(tmp_path, Failing(), JournalOptions(sync_journal=0))
+    with pytest.raises(StoreIOError, match="The journal is closed"):
+        journal.add(b"a")
+    with pytest.raises(StoreClosed):
+        journal.add(b"b")
+
+
+def test_late_sync(tmp_path):
+    synced = []
+
+    class Counting(Disk):
+        def sync(self, fd: int) -> None:
+            synced.append(fd)
+
+    journal = open_journal(tmp_path, Counting(), JournalOptions(sync_journal=1000))
+    journal.add(b"a")
+    assert not synced
+    journal._timer.function()
+    assert len(synced) == 1
+    journal.close()
