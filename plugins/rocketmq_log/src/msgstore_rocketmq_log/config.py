@@ -1,0 +1,95 @@
+"""The broker's own files in ``config/``: topics, what consumer groups have consumed, what of the delayed messages was
+delivered.
+
+The broker writes keys that are numbers without quotes, which JSON does not allow. Both forms are read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from msgstore_rocketmq_log.records import Buffer
+
+_BARE_KEY = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+MAX_CONFIG = 256 * 2**20
+"""Bytes of a file."""
+
+
+@attrs.frozen
+class BrokerConfig:
+    """What is known. None: the file is not there, or cannot be read."""
+
+    topics: frozenset[str] | None = None
+    consumed: Mapping[str, Mapping[tuple[str, int], int]] = attrs.field(factory=dict)
+    """Consumer group to (topic, queue id) to the number of the next message."""
+    delivered: Mapping[int, int] | None = None
+    """Delay level to the number of the next message to deliver."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """(file, reason) of each that cannot be read, neither it nor its copy."""
+
+
+def read_config(names: frozenset[str], read: Callable[[str], Buffer]) -> BrokerConfig:
+    """Read the files among ``names``, which are relative to the store. A copy ``.bak`` stands in for a damaged one."""
+    problems: list[tuple[str, str]] = []
+
+    def table(name: str, key: str) -> Mapping[str, Any] | None:
+        reason = ""
+        for file in (f"config/{name}", f"config/{name}.bak"):
+            if file in names:
+                try:
+                    return _object(parse(bytes(read(file)))[key], key)
+                except (ValueError, TypeError, KeyError, RecursionError, OSError) as error:
+                    reason = reason or f"cannot be read: {error}"
+        if reason:
+            problems.append((f"config/{name}", reason))
+        return None
+
+    topics = table("topics.json", "topicConfigTable")
+    offsets = table("consumerOffset.json", "offsetTable") or {}
+    delays = table("delayOffset.json", "offsetTable")
+    consumed: dict[str, dict[tuple[str, int], int]] = {}
+    for key, queues in offsets.items():
+        topic, at, group = key.partition("@")
+        if at and isinstance(queues, dict):
+            for queue, offset in queues.items():
+                if str(queue).lstrip("-").isdigit() and isinstance(offset, int):
+                    consumed.setdefault(group, {})[topic, int(queue)] = offset
+    delivered = None
+    if delays is not None:
+        delivered = {int(level): offset for level, offset in delays.items() if str(level).isdigit() and isinstance(offset, int)}
+    return BrokerConfig(None if topics is None else frozenset(topics), consumed, delivered, tuple(problems))
+
+
+def _object(value: object, key: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{key!r} is no object")
+    return value
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Return a file as an object. Keys may be numbers without quotes. Raises ValueError."""
+    if len(data) > MAX_CONFIG:
+        raise ValueError(f"it has {len(data)} bytes")
+    text = data.decode("utf-8-sig")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        parts, at = [], 0
+        for string in _STRING.finditer(text):  # a key of digits within a string stays as it is
+            parts += [_BARE_KEY.sub(r'\1"\2"\3', text[at : string.start()]), string[0]]
+            at = string.end()
+        found = json.loads("".join(parts) + _BARE_KEY.sub(r'\1"\2"\3', text[at:]))
+    if not isinstance(found, dict):
+        raise ValueError("it is no object")  # noqa: TRY004 - one class of errors for the caller
+    return found
+
+
+def encode(table: Mapping[str, Any]) -> bytes:
+    """Return a file."""
+    return json.dumps(table, indent=1).encode() + b"\n"

@@ -1,0 +1,143 @@
+"""Messages of a queue as columns: from the places that a scan has found good to bodies, ids and properties."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from msgstore.contract import MessageBatch, QueueName, SourceDamage
+from msgstore_rocketmq_log import properties as p
+from msgstore_rocketmq_log import records as v1
+from msgstore_rocketmq_log.inner_batch import BodyError, inflate, split
+from msgstore_rocketmq_log.log import PLAIN_BODY, CommitLog, LogRecord
+from msgstore_rocketmq_log.queues import TopicQueue
+
+_PARTS = v1.BORN_V6 | v1.STORE_V6 | v1.COMPRESSED | v1.INNER_BATCH
+"""Flags of records that are read part by part."""
+_MAX_BYTES = 4 * 2**20
+"""Bytes of records in one batch."""
+_HOST = struct.Struct(">4si")
+
+
+@attrs.frozen
+class QueueReader:
+    """Reader of the messages of one queue."""
+
+    log: CommitLog
+    file_names: Mapping[str, str]
+    """File of the log to its path relative to the source."""
+    name: QueueName
+    queue: TopicQueue
+    consumed: int | None
+    """Number of the next message of a consumer group."""
+    max_body: int
+    raw: bool
+
+    def read(self, first: int, stop: int) -> tuple[int, MessageBatch | None, list[SourceDamage]]:
+        """Read messages from position ``first`` on, up to ``stop``, one file and some MiB.
+
+        Return the position behind them, the messages, and those that are damaged.
+        """
+        offsets = self.queue.offsets[first:stop].tolist()
+        number, at = self.log.locate(offsets[0])
+        data = self.log.content(number)
+        begin = offsets[0] - at
+        end = begin + len(data)
+        count = len(offsets)
+        if min(offsets) < begin or max(offsets) >= end:  # up to the first one in another file
+            count = next(row for row, offset in enumerate(offsets) if not begin <= offset < end)
+        heads = [v1.PLAIN_HEAD.unpack_from(data, offset - begin) for offset in offsets[:count]]
+        size = 0
+        for row, head in enumerate(heads):
+            size += head[0]
+            if size > _MAX_BYTES:
+                count = row + 1
+                break
+        places = [offset - begin for offset in offsets[:count]]
+        file = self.file_names[self.log.files[number].name]
+        found = self._columns(data, offsets[:count], places, heads[:count])
+        if found is not None:
+            return first + count, self._batch(first, list(range(count)), file, data, places, found), []
+        return (first + count, *self._by_parts(first, offsets[:count], places, file, data))
+
+    def _columns(self, data: Any, offsets: list[int], places: list[int], heads: list[tuple[Any, ...]]) -> dict[str, Any] | None:
+        """Return columns of plain records of v1 with one host; None if there is another one."""
+        host = heads[0][12:14]
+        if any(head[7] & _PARTS or head[1] != v1.MAGIC or head[12:14] != host for head in heads):
+            return None
+        prefix = _HOST.pack(*host).hex().upper()
+        ends = [at + PLAIN_BODY + head[-1] for at, head in zip(places, heads, strict=True)]
+        stored = [data[end + 3 + data[end] : at + head[0]] for end, at, head in zip(ends, places, heads, strict=True)]
+        properties = [p.split(text.decode("utf-8", "replace")) for text in stored]
+        return {
+            "bodies": [data[at + PLAIN_BODY : end] for at, end in zip(places, ends, strict=True)],
+            "ids": [f"{prefix}{offset:016X}" for offset in offsets],
+            "properties": [system for system, _ in properties],
+            "headers": [user for _, user in properties],
+            "raw_properties": stored,
+            "timestamps_ms": [head[11] for head in heads],
+            "verified": [True if head[-1] else None for head in heads],
+            "sizes": [head[0] for head in heads],
+        }
+
+    def _by_parts(
+        self, first: int, offsets: list[int], places: list[int], file: str, data: Any
+    ) -> tuple[MessageBatch | None, list[SourceDamage]]:
+        rows: list[int] = []
+        damage: list[SourceDamage] = []
+        columns: list[tuple[Any, ...]] = []
+        for row, (offset, at) in enumerate(zip(offsets, places, strict=True)):
+            record = self.log.record(offset)
+            try:
+                body, stored = self._body(record, self.queue.inners[first + row])
+            except BodyError as error:
+                damage.append(
+                    SourceDamage(file=file, offset=at, size=record.size, reason=str(error), name=self.name, messages=1)
+                )
+                continue
+            system, user = p.by_owner(record.properties()) if stored is None else p.split(stored.decode("utf-8", "replace"))
+            rows.append(row)
+            columns.append((
+                body, record.message_id, system, user, stored, record.store_timestamp, record.verified, record.size,
+            ))  # fmt: skip
+        if not rows:
+            return None, damage
+        names = ("bodies", "ids", "properties", "headers", "raw_properties", "timestamps_ms", "verified", "sizes")
+        found = dict(zip(names, map(list, zip(*columns, strict=True)), strict=True))
+        return self._batch(first, rows, file, data, [places[row] for row in rows], found), damage
+
+    def _body(self, record: LogRecord, number: int) -> tuple[bytes, bytes | None]:
+        """Return body and property string of a message. Raises BodyError."""
+        body = inflate(record, self.max_body)
+        if not record.sys_flag & v1.INNER_BATCH:
+            return body, record.raw_properties
+        inner = split(body)
+        if number >= len(inner):
+            raise BodyError(f"the batch has {len(inner)} messages, and says that it has more")
+        return inner[number]
+
+    def _batch(
+        self, first: int, rows: list[int], file: str, data: Any, places: list[int], found: dict[str, Any]
+    ) -> MessageBatch:
+        """Return the messages in these rows behind position ``first``."""
+        stop = first + rows[-1] + 1
+        columns: dict[str, Any] = {
+            "states": self.queue.states_at(first, stop, self.consumed),
+            "sequences": self.queue.sequences_at(first, stop),
+            "certainties": self.queue.certainties_at(first, stop) if self.queue.uncertain else None,
+        }
+        if len(rows) < stop - first:
+            columns = {name: column and [column[row] for row in rows] for name, column in columns.items()}
+        raws = [data[at : at + size] for at, size in zip(places, found["sizes"], strict=True)] if self.raw else None
+        return MessageBatch(
+            name=self.name,
+            positions=[first + row for row in rows],
+            files=[file] * len(rows),
+            offsets=places,
+            raws=raws,
+            **found,
+            **columns,
+        )

@@ -1,0 +1,274 @@
+"""Sink ``rocketmq``: a store directory with a commit log of v1, consume queues, an index, a checkpoint, and ``topics.json``.
+
+While messages come, only the commit log is written. Everything else follows from it, and is written at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgstore.contract import MessageBatch, QueueName, SinkContext
+from msgstore_rocketmq_log import properties as p
+from msgstore_rocketmq_log import records as v1
+from msgstore_rocketmq_log.config import encode
+from msgstore_rocketmq_log.files import INDEX_ENTRIES, encode_checkpoint, file_name, index_parts
+from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files
+from msgstore_rocketmq_log.plugin import RocketmqSinkOptions
+
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+_MAX_BODY = 4 * 2**20
+"""Bytes of a body that a broker takes, by default."""
+_MAX_TIME = 2**63
+_BLANK = 8
+"""Bytes that a file of the log must have left behind a record."""
+
+
+class RocketmqSink:
+    """Writer of a store.
+
+    Kept: topic, queue id, order, body, time, and RocketMQ's own properties; with ``--raw``, all fields but the offsets. Headers
+    of other systems become user properties as text, their properties ones with the system's name before them.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        self._options: RocketmqSinkOptions = context.options
+        self._store = Path(context.destination)
+        self._log = self._store / "commitlog"
+        self._log.mkdir(parents=True, exist_ok=True)
+        token = context.token or {"position": 0, "queues": {}}
+        self._position: int = token["position"]
+        self._queues: dict[str, int] = dict(token["queues"])
+        """``topic/queue id`` to the number of its next message."""
+        self._now_ms = time.time_ns() // 1_000_000
+        self._fd: int | None = None
+        for left in sorted(self._log.iterdir()):  # of an interrupted conversion
+            begin = int(left.name)
+            if begin >= self._position:
+                left.unlink()
+            elif begin + self._options.file_size > self._position:
+                os.truncate(left, self._position - begin)
+                os.truncate(left, self._options.file_size)
+
+    def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        topic = self._topic(batch.name)
+        if _TOPIC.fullmatch(topic) is None:
+            reason = f"{topic!r:.80} is no name of a topic (letters, digits, _ - % |, at most 127): rename it"
+            return [(row, reason) for row in range(len(batch))]
+        found = []
+        for row in range(len(batch)):
+            try:
+                record = self._record(batch, row, 0, 0)
+                if len(batch.bodies[row]) > _MAX_BODY:
+                    raise ValueError(f"a body of {len(batch.bodies[row])} bytes is more than a broker takes ({_MAX_BODY})")
+                if len(record) + _BLANK > self._options.file_size:
+                    raise ValueError(f"a record of {len(record)} bytes does not fit into a file of the log")
+            except ValueError as error:
+                found.append((row, str(error)))
+        return found
+
+    def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
+        for row in range(len(batch)):
+            size = len(self._record(batch, row, 0, 0))
+            room = self._options.file_size - self._position % self._options.file_size
+            if size + _BLANK > room:
+                self._append(v1.blank(room))
+                self._position += room
+                self._close_file()
+            record, key = self._placed(batch, row)
+            self._append(record)
+            self._position += size
+            self._queues[key] = self._queues.get(key, 0) + 1
+        return ()
+
+    def flush(self) -> Mapping[str, Any]:
+        if self._fd is not None:
+            os.fsync(self._fd)
+        _sync_directory(self._log)
+        return {"position": self._position, "queues": self._queues}
+
+    def finish(self) -> None:
+        self._close_file()
+        if not any(self._log.iterdir()):
+            return
+        sizes = {f"commitlog/{file.name}": file.stat().st_size for file in self._log.iterdir()}
+        log = CommitLog(log_files(sizes, "commitlog/"), self._written)
+        entries: dict[tuple[str, int], list[bytes]] = {}
+        keys: list[tuple[str, int, int]] = []
+        topics: dict[str, int] = {}
+        last_ms = 0
+        for offset, *_ in log.scan([]):
+            record = log.record(offset)
+            found = record.properties()
+            code = v1.tags_code(record.topic, found, record.store_timestamp)
+            entries.setdefault((record.topic, record.queue_id), []).append(v1.ENTRY.pack(record.offset, record.size, code))
+            topics[record.topic] = max(topics.get(record.topic, 0), record.queue_id + 1)
+            keys += _keys(record, found) if self._options.index else ()
+            last_ms = max(last_ms, record.store_timestamp)
+            if len(keys) >= INDEX_ENTRIES - 100:
+                self._write_index(keys)
+                keys = []
+        for (topic, queue_id), its in entries.items():
+            self._write_queue(topic, queue_id, its)
+        if keys:
+            self._write_index(keys)
+        _write(self._store / "checkpoint", [(0, encode_checkpoint(last_ms, last_ms))], 0)
+        _write(self._store / "config" / "topics.json", [(0, encode(_topics(topics)))], 0)
+
+    def close(self) -> None:
+        self._close_file()
+
+    def _written(self, name: str) -> bytes:
+        """Return what was written of a file of the log: the rest is a hole."""
+        path = self._store / name
+        with path.open("rb") as file:
+            return file.read(max(self._position - int(path.name), 0))
+
+    def _topic(self, name: QueueName) -> str:
+        parts = [None if name.vhost == "/" else name.vhost, name.queue or self._options.topic]
+        return "-".join(part for part in parts if part is not None)
+
+    def _placed(self, batch: MessageBatch, row: int) -> tuple[bytes, str]:
+        """Return the record for its place, and the name of its queue."""
+        raw = _raw(batch, row)
+        topic, queue_id = self._topic(batch.name), batch.name.partition or 0
+        if raw is not None:
+            fields = v1.read_fields(raw)
+            topic, queue_id = v1.text_of(raw, fields.topic, fields.topic_end), fields.queue_id
+        key = f"{topic}/{queue_id}"
+        return self._record(batch, row, self._position, self._queues.get(key, 0)), key
+
+    def _record(self, batch: MessageBatch, row: int, offset: int, number: int) -> bytes:
+        """Return the record of a message. Raises ValueError if it has none."""
+        raw = _raw(batch, row)
+        place: dict[str, Any] = {"physical_offset": offset, "queue_offset": number}
+        if raw is not None:
+            fields = v1.read_fields(raw)
+            kept: dict[str, Any] = {
+                name: getattr(fields, name)
+                for name in (
+                    "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "born_port", "store_timestamp", "store_host",
+                    "store_port", "reconsume_times", "prepared_transaction_offset", "magic",
+                )
+            }  # fmt: skip
+            record = v1.encode(
+                body=raw[fields.body : fields.body_end], topic=raw[fields.topic : fields.topic_end],
+                properties=raw[fields.properties : fields.end], **kept, **place,
+            )  # fmt: skip
+            if record[-p.CRC_BYTES :].startswith(p.CRC_NAME.encode()):
+                record = record[: -p.CRC_BYTES] + v1.crc_property(record[: -p.CRC_BYTES])
+            return record
+        if batch.states[row] in ("delayed", "half"):
+            raise ValueError(f"a message that is {batch.states[row]} needs its record: convert with --raw")
+        when = batch.timestamps_ms[row] if batch.timestamps_ms is not None else None
+        when = self._now_ms if when is None else when
+        if not 0 <= when < _MAX_TIME:
+            raise ValueError("its time is no number of milliseconds")
+        return v1.encode(
+            body=batch.bodies[row], topic=self._topic(batch.name).encode(), properties=_properties(batch, row),
+            queue_id=batch.name.partition or 0, born_timestamp=when, store_timestamp=when, **place,
+        )  # fmt: skip
+
+    def _append(self, data: bytes) -> None:
+        if self._fd is None:
+            begin = self._position // self._options.file_size * self._options.file_size
+            self._fd = os.open(self._log / file_name(begin), os.O_RDWR | os.O_CREAT, 0o644)
+            os.truncate(self._fd, self._options.file_size)
+        at = self._position % self._options.file_size
+        while data:
+            written = os.pwrite(self._fd, data, at)
+            data, at = data[written:], at + written
+        if self._position % self._options.file_size == 0 and at == self._options.file_size:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._fd is not None:
+            os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _write_queue(self, topic: str, queue_id: int, entries: list[bytes]) -> None:
+        size = self._options.queue_entries
+        for first in range(0, len(entries), size):
+            path = self._store / "consumequeue" / topic / str(queue_id) / file_name(first * v1.ENTRY.size)
+            _write(path, [(0, b"".join(entries[first : first + size]))], size * v1.ENTRY.size)
+
+    def _write_index(self, keys: list[tuple[str, int, int]]) -> None:
+        parts, size = index_parts(keys)
+        when = datetime.fromtimestamp(keys[0][2] / 1000, UTC)
+        _write(self._store / "index" / f"{when:%Y%m%d%H%M%S}{keys[0][2] % 1000:03}", parts, size)
+
+
+def _raw(batch: MessageBatch, row: int) -> bytes | None:
+    """Return the v1 record of a message that RocketMQ wrote, if it is there and is the message."""
+    raw = batch.raws[row] if batch.raws is not None and batch.name.system == "rocketmq" else None
+    if raw is None or (verdict := v1.check(raw))["size"] != len(raw) or not verdict["success"]:
+        return None
+    inner = v1.read_fields(raw).sys_flag & v1.INNER_BATCH
+    return None if inner else raw
+
+
+def _properties(batch: MessageBatch, row: int) -> bytes:
+    """Return the properties of a message. Raises ValueError for one that has no form there."""
+    stored = batch.raw_properties[row] if batch.raw_properties is not None else None
+    if batch.name.system == "rocketmq" and stored is not None:
+        return stored
+    own = batch.name.system == "rocketmq"
+    pairs: list[tuple[str, str]] = []
+    for column, prefix in ((batch.properties, "" if own else f"{batch.name.system}."), (batch.headers, "")):
+        for name, value in ((column[row] if column is not None else None) or {}).items():
+            if value is None:
+                continue
+            if not isinstance(value, str | int | float):
+                raise ValueError(f"the property {name!r} is {type(value).__name__}, and only text can be one")  # noqa: TRY004 - one class
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if not name or not text or p.VALUE_END in f"{name}{text}" or p.NAME_END in name:
+                raise ValueError(f"the property {name!r} is empty, or has a separator")
+            if not own and prefix + name in p.SYSTEM:
+                raise ValueError(f"the header {name!r} has the name of a system property")
+            pairs.append((prefix + name, text))
+    return p.encode(pairs).encode()
+
+
+def _keys(record: LogRecord, found: Mapping[str, str]) -> list[tuple[str, int, int]]:
+    words = [found[p.UNIQ_KEY]] if p.UNIQ_KEY in found else []
+    words += [word for word in found.get(p.KEYS, "").split(" ") if word]
+    return [(f"{record.topic}#{word}", record.offset, record.store_timestamp) for word in words]
+
+
+def _topics(topics: Mapping[str, int]) -> dict[str, Any]:
+    table = {
+        topic: {
+            "topicName": topic, "readQueueNums": queues, "writeQueueNums": queues, "perm": 6, "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0, "order": False,
+        }
+        for topic, queues in sorted(topics.items())
+    }  # fmt: skip
+    return {"dataVersion": {"counter": 1, "stateVersion": 0, "timestamp": 0}, "topicConfigTable": table}
+
+
+def _write(path: Path, parts: list[tuple[int, bytes]], size: int) -> None:
+    """Write a file of at least ``size`` bytes, and sync it. What is not written is zeros."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        for at, data in parts:
+            os.pwrite(fd, data, at)
+        if size:
+            os.truncate(fd, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

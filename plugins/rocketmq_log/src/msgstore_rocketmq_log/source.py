@@ -1,0 +1,169 @@
+"""Source ``rocketmq``: the messages of a store directory, or of files of a commit log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from msgstore.contract import Candidate, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
+from msgstore_rocketmq_log import records as v1
+from msgstore_rocketmq_log.config import BrokerConfig, read_config
+from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, queue_entries
+from msgstore_rocketmq_log.incarnations import read_table
+from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files, read_record
+from msgstore_rocketmq_log.plugin import RocketmqSourceOptions
+from msgstore_rocketmq_log.queues import TopicQueue, build_queues
+from msgstore_rocketmq_log.rows import QueueReader
+
+SYSTEM = "rocketmq"
+_BATCH_MESSAGES = 2**12
+"""Messages in one batch."""
+_NOT_READ = (
+    ("dledger", "DLedger log", "its records stand in frames of DLedger; let a node of the group export them"),
+    ("consumequeue_r", "RocksDB consume queues", "not needed: the queues are built from the commit log"),
+    ("timerlog", "timer log", "it says which timed messages were delivered: they are shown as 'delayed', perhaps consumed"),
+    ("timerwheel", "timer wheel", "see the timer log"),
+    ("tieredStore", "tiered storage", "older messages are in another store"),
+    ("compaction", "compaction log", "copies of messages of compaction topics"),
+)
+"""Begin of a name in the directory, what it is, and what that means."""
+
+
+def detect(path: Path) -> Candidate | None:
+    """Recognise a directory by its commit log, whose first file begins with a record, or one of its files."""
+    folder = path / "commitlog"
+    files = [path] if path.is_file() else sorted((folder if folder.is_dir() else path).iterdir())
+    for file in files:
+        if file.is_file() and file_offset(file.name) is not None:
+            with file.open("rb") as stream:
+                magic = stream.read(8)[4:]
+            if int.from_bytes(magic, "big") in (v1.MAGIC, v1.LONG_TOPIC_MAGIC, v1.V2_MAGIC, v1.BLANK_MAGIC):
+                return Candidate("certain", f"{file.relative_to(path.parent)} begins with the magic 0x{magic.hex().upper()}")
+            if folder.is_dir():
+                return Candidate("likely", f"{file.relative_to(path.parent)}: a file of a commit log, by its name")
+    return None
+
+
+def sample(directory: Path) -> Path:
+    """Make a store with one file of a log."""
+    log, position = directory / "commitlog", 0
+    log.mkdir()
+    with (log / file_name(0)).open("wb") as file:
+        for number in range(30):
+            place: dict[str, Any] = {"queue_id": number % 2, "queue_offset": number // 2, "physical_offset": position}
+            position += file.write(v1.encode(body=b"message %d" % number, topic=b"T", properties=b"k\1v\2", **place))
+        file.truncate(2**14)
+    return directory
+
+
+class RocketmqSource:
+    """Messages of one store. The first call reads the whole commit log."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._options: RocketmqSourceOptions = context.options
+        path = context.path
+        if path.is_file():
+            self._sizes = {"": path.stat().st_size}
+            begin = file_offset(path.name)
+            files = log_files({f"{begin or 0:0{NAME_DIGITS}}": self._sizes[""]}, "")
+            self._log = CommitLog(files, lambda _: context.read(""))
+            self._file_names = {files[0].name: ""}
+        else:
+            found = (one for one in path.rglob("*") if one.is_file())
+            self._sizes = {one.relative_to(path).as_posix(): one.stat().st_size for one in found}
+            folder = "commitlog/" if any(name.startswith("commitlog/") for name in self._sizes) else ""
+            self._log = CommitLog(log_files(self._sizes, folder), context.read)
+            self._file_names = {file.name: file.name for file in self._log.files}
+        self._config: BrokerConfig | None = None
+        self._queues: dict[tuple[str, int], TopicQueue] = {}
+        self._damage: list[SourceDamage] = []
+
+    def queues(self) -> Iterable[QueueInfo]:
+        found = [
+            QueueInfo(name=_name(key), type="topic", details=self._details(key, queue)) for key, queue in self._found().items()
+        ]
+        return found + self._not_read()
+
+    def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        key = (str(name.queue), name.partition or 0)
+        queue = self._found()[key]
+        stop = len(queue) if stop is None else min(stop, len(queue))
+        consumed = self._consumed(key)
+        reader = QueueReader(self._log, self._file_names, name, queue, consumed, self._options.max_body, self._context.raw)
+        at = first
+        while at < stop:
+            at, batch, damage = reader.read(at, min(at + _BATCH_MESSAGES, stop))
+            yield from damage
+            if batch is not None:
+                yield batch
+
+    def count(self, name: QueueName) -> int:
+        return len(self._found()[str(name.queue), name.partition or 0])
+
+    def damage(self) -> Iterable[SourceDamage]:
+        self._found()
+        return self._damage
+
+    def close(self) -> None:
+        self._queues = {}
+
+    def _found(self) -> dict[tuple[str, int], TopicQueue]:
+        if self._config is None:
+            self._config = read_config(frozenset(self._sizes), self._context.read)
+            self._damage += (SourceDamage(file=file, reason=reason) for file, reason in self._config.problems)
+            damage: list[SourceDamage] = []
+            table = read_table(self._sizes, self._context.read, self._damage)
+            self._queues = build_queues(self._log, self._config, damage, table)
+            self._damage += (
+                SourceDamage(file=self._file_names[one.file], offset=one.offset, size=one.size, reason=one.reason)
+                for one in damage
+            )
+            self._damage += self._lost()
+        return self._queues
+
+    def _lost(self) -> Iterator[SourceDamage]:
+        """Yield the entries of consume queues whose record is not there."""
+        for name in sorted(self._sizes):
+            parts = name.split("/")
+            if len(parts) != 4 or parts[0] not in ("consumequeue", "batchconsumequeue") or file_offset(parts[3]) is None:
+                continue
+            is_batch = parts[0] == "batchconsumequeue"
+            data = self._context.read(name)
+            for number, offset, size in queue_entries(data, batch=is_batch):
+                if offset >= self._log.begin and not self._has_record(offset, size):
+                    width = 46 if is_batch else 20
+                    queue = QueueName(SYSTEM, queue=parts[1], partition=int(parts[2]) if parts[2].isdigit() else None)
+                    yield SourceDamage(
+                        file=name, offset=number * width, size=width, messages=1, name=queue,
+                        reason=f"the record of this message, at {offset} in the log, is not there or damaged",
+                    )  # fmt: skip
+
+    def _has_record(self, offset: int, size: int) -> bool:
+        number, at = self._log.locate(offset)
+        found = read_record(self._log.content(number), at, offset)
+        return isinstance(found, LogRecord) and found.size == size
+
+    def _consumed(self, key: tuple[str, int]) -> int | None:
+        assert self._config is not None
+        group = self._options.group
+        return None if group is None else self._config.consumed.get(group, {}).get(key, 0)
+
+    def _details(self, key: tuple[str, int], queue: TopicQueue) -> dict[str, Any]:
+        assert self._config is not None
+        end = max((sequence for sequence in queue.sequences if sequence >= 0), default=-1) + 1
+        lag = {group: max(end - offsets[key], 0) for group, offsets in sorted(self._config.consumed.items()) if key in offsets}
+        return {"lag": lag}
+
+    def _not_read(self) -> list[QueueInfo]:
+        found = []
+        for begin, what, reason in _NOT_READ:
+            if names := [name for name in self._sizes if name.split("/")[0].startswith(begin)]:
+                where = QueueName(SYSTEM, queue=names[0].split("/")[0])
+                found.append(QueueInfo(name=where, type=what, read=False, reason=reason))
+        return found
+
+
+def _name(key: tuple[str, int]) -> QueueName:
+    return QueueName(SYSTEM, queue=key[0], partition=key[1])

@@ -1,0 +1,385 @@
+"""Store directories: queues and states, damage, what the broker's own files say, and conversions."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+from msgstore.config import Backend
+from msgstore.contract import MessageBatch, QueueName, SourceDamage
+from msgstore.jobs.messages.convert import convert, plan_convert
+from msgstore.jobs.messages.selection import select
+from msgstore.jobs.messages.sources import detect, open_source, source_spec
+from msgstore.jobs.tasks import ProgressMeter
+from msgstore.plugins.catalogue import load_catalogue
+from msgstore_rocketmq_log import check, scan_file
+from msgstore_rocketmq_log import properties as p
+from msgstore_rocketmq_log import records as v1
+from msgstore_rocketmq_log.files import FILLER, file_name
+from msgstore_rocketmq_log.frame import make_frame
+from msgstore_rocketmq_log.incarnations import TopicTable
+
+DATA = Path(__file__).parents[3] / "tests/data/vectors"
+STORE_MS = 1_700_000_000_000
+
+
+class Writer:
+    """A commit log, record by record, as a broker appends them."""
+
+    def __init__(self, store: Path, size: int = 2000) -> None:
+        self.store, self.size = store, size
+        self.position = 0
+        self.numbers: dict[tuple[str, int], int] = {}
+        self.data = bytearray()
+
+    def add(
+        self,
+        topic: str,
+        body: bytes,
+        queue_id: int = 0,
+        *,
+        properties: dict | None = None,
+        incarnation: int | None = None,
+        **fields,
+    ) -> int:
+        """Return the offset of the record."""
+        number = self.numbers.get((topic, queue_id), 0)
+        fields = {"queue_offset": number, "store_timestamp": STORE_MS + self.position} | fields
+
+        def encode() -> bytes:
+            if incarnation is not None:
+                header = {"topic": topic, "queue_id": queue_id, "topic_incarnation": incarnation, "body_crc": zlib.crc32(body)}
+                place = {name: fields[name] for name in ("queue_offset", "store_timestamp")}
+                return make_frame(header, body, physical_offset=self.position, **place).encode()
+            pairs = p.encode((properties or {}).items()).encode()
+            return v1.encode(
+                body=body, topic=topic.encode(), properties=pairs, queue_id=queue_id, physical_offset=self.position,
+                store_host=b"\x0a\0\0\1", store_port=10911, **fields,
+            )  # fmt: skip
+
+        room = self.size - self.position % self.size
+        if len(encode()) + 8 > room:
+            self.data += v1.blank(room).ljust(room, b"\xee")
+            self.position += room
+        record = encode()
+        self.numbers[topic, queue_id] = number + 1
+        self.data += record
+        self.position += len(record)
+        return self.position - len(record)
+
+    def save(self, begin: int = 0) -> Path:
+        (self.store / "commitlog").mkdir(parents=True, exist_ok=True)
+        for at in range(0, len(self.data), self.size):
+            content = bytes(self.data[at : at + self.size]).ljust(self.size, b"\0")
+            (self.store / "commitlog" / file_name(begin + at)).write_bytes(content)
+        return self.store
+
+
+def read(path: Path, *, raw: bool = False, **options):
+    """Return (queue, partition, position, state, sequence, body) of every message, and all damage."""
+    spec = source_spec(load_catalogue(), path, Backend("rocketmq", options), raw=raw)
+    found, damage = [], []
+    with open_source(spec) as source:
+        for info in source.queues():
+            for item in source.messages(info.name, 0, None) if info.read else ():
+                if isinstance(item, SourceDamage):
+                    damage.append(item)
+                    continue
+                name = item.name
+                found += [
+                    (name.queue, name.partition, *row)
+                    for row in zip(item.positions, item.states, item.sequences, item.bodies, strict=True)
+                ]
+        damage += source.damage()
+    return found, damage
+
+
+@pytest.mark.parametrize("name", ["file_512_bad_crc_in_second", "file_exact_plus_8"])
+def test_file_of_the_real_code(name, tmp_path):
+    [vector] = [one for one in json.loads((DATA / "rocketmq.json").read_text())["vectors"] if one["name"] == name]
+    data = bytes.fromhex(vector["file_hex"])
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / file_name(vector["file_from_offset"])).write_bytes(data)
+    assert [name for name, one in detect(load_catalogue(), tmp_path) if one.likelihood == "certain"] == ["rocketmq"]
+    found, damage = read(tmp_path)
+    assert len(found) >= len(vector["scan"])
+    if name == "file_exact_plus_8":
+        assert (len(found), damage) == (1, [])
+        return
+    assert [row[3] for row in found] == ["ready", "orphan", "orphan"]  # a broker would cut off the last two
+    assert [(one.offset, one.size, one.reason) for one in damage] == [(113, 113, "the checksum of the body is wrong")]
+
+
+def test_queues_over_several_files(tmp_path):
+    log = Writer(tmp_path)
+    for number in range(60):
+        log.add("T", b"message %d" % number, number % 3, properties={"TAGS": "a", "k": "v"})
+    log.save()
+    assert len(list((tmp_path / "commitlog").iterdir())) > 3
+    found, damage = read(tmp_path)
+    assert not damage
+    assert [row[5] for row in found] == [b"message %d" % number for queue in range(3) for number in range(queue, 60, 3)]
+    assert [row[2] for row in found] == [row[4] for row in found] == [*range(20)] * 3
+
+
+def test_one_file_of_a_log_is_read(tmp_path):
+    log = Writer(tmp_path)
+    for number in range(60):
+        log.add("T", b"message %d" % number)
+    log.save()
+    second = sorted((tmp_path / "commitlog").iterdir())[1]
+    found, damage = read(second)
+    assert found
+    assert not damage
+    assert len(found) == len(scan_file(second.read_bytes(), log.size)["scan"])
+
+
+def test_damage_within_a_file_loses_only_what_it_covers(tmp_path):
+    log = Writer(tmp_path, size=1000)
+    offsets = [log.add("T", b"message %d" % number * 3) for number in range(30)]
+    log.save()
+    first = tmp_path / "commitlog" / file_name(0)
+    data = bytearray(first.read_bytes())
+    data[offsets[2] + 90] ^= 1
+    first.write_bytes(data)
+    queue = tmp_path / "consumequeue/T/0"
+    queue.mkdir(parents=True)
+    entries = [v1.ENTRY.pack(offset, 91 + 1 + len(b"message %d" % number * 3), 0) for number, offset in enumerate(offsets)]
+    (queue / file_name(0)).write_bytes(FILLER + b"".join(entries) + bytes(200))
+    found, damage = read(tmp_path)
+    assert [row[4] for row in found] == [number for number in range(30) if number != 2]
+    assert {row[3] for row in found} == {"ready"}
+    assert [(one.file, one.offset, one.messages) for one in damage] == [
+        (f"commitlog/{file_name(0)}", offsets[2], 0),
+        (f"consumequeue/T/0/{file_name(0)}", 60, 1),
+    ]
+
+
+def test_old_record_behind_the_end_does_not_come_back(tmp_path):
+    """The bytes behind the end of a log that was cut are not zeroed."""
+    log = Writer(tmp_path, size=1000)
+    log.add("T", b"kept")
+    end = log.position
+    moved = v1.encode(body=b"old", topic=b"T", properties=b"", queue_offset=1, physical_offset=end + 500)
+    log.data += moved
+    log.save()
+    found, damage = read(tmp_path)
+    assert [row[5] for row in found] == [b"kept"]
+    assert [(one.offset, one.reason) for one in damage] == [
+        (end, f"the record says that it stands at {end + 500}: it is an old one, or damaged")
+    ]
+
+
+def test_delayed_messages_have_their_real_names(tmp_path):
+    log = Writer(tmp_path)
+    real = {"REAL_TOPIC": "T", "REAL_QID": "1"}
+    for level in (3, 1, 2):
+        log.add(v1.SCHEDULE_TOPIC, b"level %d" % level, level - 1, properties={"DELAY": str(level)} | real)
+    log.add(v1.SCHEDULE_TOPIC, b"delivered", 4, properties={"DELAY": "5"} | real)
+    log.add("T", b"delivered", 1, properties={"DELAY": "5"} | real)
+    log.save()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/delayOffset.json").write_text('{"offsetTable":{5:1,1:0}}')
+    found, _ = read(tmp_path)
+    assert found == [
+        ("T", 1, 0, "ready", 0, b"delivered"),
+        ("T", 1, 1, "delayed", None, b"level 1"),
+        ("T", 1, 2, "delayed", None, b"level 2"),
+        ("T", 1, 3, "delayed", None, b"level 3"),
+        ("T", 1, 4, "consumed", None, b"delivered"),
+    ]
+
+
+def half(log: Writer, unique: str, body: bytes, **more: str) -> int:
+    properties = {"REAL_TOPIC": "T", "REAL_QID": "0", "TRAN_MSG": "true", "UNIQ_KEY": unique} | more
+    return log.add("RMQ_SYS_TRANS_HALF_TOPIC", body, properties=properties)
+
+
+def test_transactions(tmp_path):
+    log = Writer(tmp_path)
+    committed, rolled_back, open_, put_back, crashed = (half(log, name, name.encode()) for name in "croux")
+    log.add("T", b"c", properties={"UNIQ_KEY": "c"}, sys_flag=v1.COMMITTED, prepared_transaction_offset=committed)
+    log.add("RMQ_SYS_TRANS_OP_HALF_TOPIC", b"0,1", properties={"TAGS": "d"})
+    half(log, "u", b"u", TRANSACTION_CHECK_TIMES="1")
+    log.add("RMQ_SYS_TRANS_OP_HALF_TOPIC", b"3", properties={"TAGS": "d"})
+    for _ in range(2):  # a commit record, a crash before the op message, and a second commit
+        log.add("T", b"x", properties={"UNIQ_KEY": "x"}, sys_flag=v1.COMMITTED, prepared_transaction_offset=crashed)
+    log.save()
+    found, _ = read(tmp_path)
+    assert [(row[3], row[5]) for row in found] == [
+        ("committed", b"c"), ("committed", b"x"), ("orphan", b"x"), ("rolled_back", b"r"), ("half", b"o"), ("half", b"u"),
+    ]  # fmt: skip
+    assert rolled_back < open_ < put_back
+
+
+def test_transactions_before_4_3(tmp_path):
+    log = Writer(tmp_path)
+    one, two = (log.add("T", body, sys_flag=v1.PREPARED, queue_offset=0) for body in (b"kept", b"gone"))
+    log.add("T", b"kept", sys_flag=v1.COMMITTED, prepared_transaction_offset=one, queue_offset=0)
+    log.add("T", b"", sys_flag=v1.ROLLED_BACK, prepared_transaction_offset=two, queue_offset=0)
+    log.save()
+    found, _ = read(tmp_path)
+    assert [(row[3], row[5]) for row in found] == [("committed", b"kept"), ("rolled_back", b"gone")]
+
+
+def test_what_a_group_has_consumed(tmp_path):
+    log = Writer(tmp_path)
+    for number in range(5):
+        log.add("T", b"%d" % number)
+    log.save()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:3},"T@h":{"0":5},"U@g":{7:"x"}}}')
+    found, damage = read(tmp_path, group="g")
+    assert [row[3] for row in found] == ["consumed"] * 3 + ["ready"] * 2
+    assert not damage
+    with open_source(source_spec(load_catalogue(), tmp_path)) as source:
+        [info] = source.queues()
+    assert info.details == {"lag": {"g": 2, "h": 0}}
+
+
+def test_messages_of_deleted_topics_are_orphans_and_config_may_be_damaged(tmp_path):
+    log = Writer(tmp_path)
+    log.add("T", b"a")
+    log.add("U", b"b")
+    log.save()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/topics.json").write_text("{")
+    (tmp_path / "config/topics.json.bak").write_text('{"topicConfigTable": {"T": {}}}')
+    (tmp_path / "config/delayOffset.json").write_text("[]")
+    found, damage = read(tmp_path)
+    assert [(row[0], row[3]) for row in found] == [("T", "ready"), ("U", "orphan")]
+    assert [one.file for one in damage] == ["config/delayOffset.json"]
+
+
+def test_two_incarnations_of_a_topic(tmp_path):
+    """Create, send, delete, create again, send, crash: only the second topic's message is delivered."""
+    log, table = Writer(tmp_path), TopicTable()
+    first = table.create("T", log.position)
+    log.add("T", b"old", incarnation=first)
+    log.add("T", b"older, in v1")
+    table.delete("T", log.position)
+    log.numbers.clear()
+    second = table.create("T", log.position)
+    log.add("T", b"new", incarnation=second)
+    log.add("T", b"newer, in v1")
+    log.save()
+    table.save(tmp_path)
+    found, damage = read(tmp_path)
+    assert [row[5] for row in found if row[3] == "ready"] == [b"new", b"newer, in v1"]
+    assert [row[5] for row in found if row[3] == "orphan"] == [b"old", b"older, in v1"]
+    assert not damage
+    assert (first, second) == (1, 2)
+
+
+def test_mixed_log(tmp_path):
+    log = Writer(tmp_path)
+    for number in range(20):
+        log.add("T", b"%d" % number, incarnation=0 if number % 2 else None)
+    log.save()
+    found, damage = read(tmp_path)
+    assert [row[5] for row in found] == [b"%d" % number for number in range(20)]
+    assert not damage
+
+
+def test_compressed_bodies(tmp_path):
+    log = Writer(tmp_path)
+    log.add("T", zlib.compress(b"small" * 10), sys_flag=v1.COMPRESSED)
+    log.add("T", zlib.compress(b"small" * 10), sys_flag=v1.COMPRESSED | v1.ZLIB << 8)
+    log.add("T", zlib.compress(bytes(10**6)), sys_flag=v1.COMPRESSED)
+    log.add("T", zlib.compress(b"x" * 100)[:-5], sys_flag=v1.COMPRESSED)
+    log.add("T", b"x", sys_flag=v1.COMPRESSED | 7 << 8)
+    log.save()
+    found, damage = read(tmp_path, max_body=1000)
+    assert [row[5] for row in found] == [b"small" * 10] * 2
+    assert [one.reason.partition(" with")[0] for one in damage] == [
+        "the body has more than 1000 bytes", "the compressed body ends early", "there is no codec 7",
+    ]  # fmt: skip
+    assert [one.messages for one in damage] == [1, 1, 1]
+
+
+def test_inner_batch_is_split(tmp_path):
+    log = Writer(tmp_path)
+    log.add("T", b"before")
+    inner = b"".join(
+        struct.pack(">iIiii", 22 + len(body) + 4, 0, 0, 0, len(body)) + body + struct.pack(">h", 4) + b"k\x01v\x02"
+        for body in (b"one", b"two", b"three")
+    )
+    log.add("T", inner, sys_flag=v1.INNER_BATCH, properties={"INNER_NUM": "3"})
+    log.numbers["T", 0] = 4
+    log.add("T", b"after")
+    log.save()
+    found, damage = read(tmp_path)
+    assert [(row[2], row[4], row[5]) for row in found] == [
+        (0, 0, b"before"), (1, 1, b"one"), (2, 2, b"two"), (3, 3, b"three"), (4, 4, b"after"),
+    ]  # fmt: skip
+    assert not damage
+
+
+def test_other_layouts_are_named(tmp_path):
+    Writer(tmp_path).save()
+    (tmp_path / "commitlog").mkdir(exist_ok=True)
+    (tmp_path / "dledger-n0" / "data").mkdir(parents=True)
+    (tmp_path / "dledger-n0" / "data" / file_name(0)).write_bytes(b"x")
+    (tmp_path / "timerlog").mkdir()
+    (tmp_path / "timerlog" / file_name(0)).write_bytes(b"x")
+    with open_source(source_spec(load_catalogue(), tmp_path, Backend("rocketmq"))) as source:
+        found = list(source.queues())
+    assert [(info.type, info.read) for info in found] == [("DLedger log", False), ("timer log", False)]
+
+
+def copy(source: Path, destination: Path, **choices):
+    sink = Backend("rocketmq", {"file_size": 2000, "queue_entries": 10})
+    job = plan_convert(load_catalogue(), source, str(destination), select(everything=True), sink=sink, **choices)
+    return convert(job, ProgressMeter(0))
+
+
+def test_sink_writes_what_the_brokers_rules_accept(tmp_path):
+    log = Writer(tmp_path / "in", size=1500)
+    for number in range(40):
+        log.add("T", b"message %d" % number, number % 2, properties={"TAGS": "a", "KEYS": f"k{number} all"}, flag=number)
+    log.save()
+    report = copy(tmp_path / "in", tmp_path / "out")
+    assert (report.total("written"), report.total("refused")) == (40, 0)
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {"checkpoint", "config/topics.json", f"consumequeue/T/1/{file_name(200)}"} <= names
+    valid = 0
+    for file in sorted((tmp_path / "out/commitlog").iterdir()):
+        assert file.stat().st_size == 2000
+        found = scan_file(file.read_bytes(), int(file.name))
+        assert all(one["phy"] == int(file.name) + one["at"] for one in found["scan"])
+        valid += len(found["scan"])
+    assert valid == 40
+    entries = b"".join(file.read_bytes() for file in sorted((tmp_path / "out/consumequeue/T/1").iterdir()))
+    where = [v1.ENTRY.unpack_from(entries, 20 * number) for number in range(20)]
+    for number, (offset, size, code) in enumerate(where):
+        data = (tmp_path / "out/commitlog" / file_name(offset // 2000 * 2000)).read_bytes()
+        verdict = check(data, offset % 2000)
+        assert (verdict["size"], verdict["cq_offset"], verdict["tags_code"]) == (size, number, code)
+    before, _ = read(tmp_path / "in")
+    after, damage = read(tmp_path / "out")
+    assert (after, damage) == (before, [])
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_refused_names_and_values(tmp_path):
+    source = tmp_path / "messages.jsonl"
+    row = {"system": "other", "body": "eA==", "queue": "a.b"}
+    rows = [
+        row,
+        row | {"queue": "ok", "headers": {"h": 1, "i": True}},
+        row | {"queue": "ok", "headers": {"h": {"$bytes": "eA=="}}},
+    ]
+    source.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    report = copy(source, tmp_path / "out")
+    assert (report.total("written"), report.total("refused")) == (1, 2)
+    [batch] = read_batches(tmp_path / "out")
+    assert (batch.name, batch.headers) == (QueueName("rocketmq", queue="ok", partition=0), [{"h": "1", "i": "true"}])
+
+
+def read_batches(path: Path) -> list[MessageBatch]:
+    with open_source(source_spec(load_catalogue(), path)) as source:
+        return [batch for info in source.queues() for batch in source.messages(info.name, 0, None)]
