@@ -28,10 +28,11 @@ from msgstore import hookspecs
 from msgstore.cli.commands.plugins import config
 from msgstore.cli.main import main
 from msgstore.config import StoreConfig, store_config
-from msgstore.contract import MsgStoreError, events
+from msgstore.contract import MessageBatch, MsgStoreError, QueueName, events
 from msgstore.engine.events import Counters
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.stats import StoreStats
+from msgstore.jobs.messages.rows import rows_of
 from msgstore.locations import pack_location
 from msgstore.plugins.loader import EVENT_HOOKS, HOOKS
 
@@ -54,7 +55,8 @@ ELSEWHERE = {
 RUN = [
     path.relative_to(ROOT).as_posix() for path in PAGES if {"python", "console"} & {language for language, _ in blocks(path)}
 ]
-PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "prometheus_observer"]
+PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "kestrel_journal"]
+PLUGINS += ["prometheus_observer", "rocketmq_log"]
 
 needs_all_plugins = pytest.mark.skipif(
     not all(find_spec(f"msgstore_{name}") for name in PLUGINS), reason="the examples use every plugin of the repository"
@@ -165,7 +167,7 @@ def loggers() -> set[str]:
 
 
 def fields(*kinds: type) -> list[str]:
-    return [name for kind in kinds for name in attrs.fields_dict(kind) if name != "where"]
+    return [name for kind in kinds for name in attrs.fields_dict(kind) if name not in ("where", "last_opened")]
 
 
 CELL = "| `{}` |"
@@ -244,6 +246,8 @@ def test_every_member_of_the_json_objects_is_explained(reader):
         "salvage tests/data/msg-store/v2_dirty_torn/store new", "scrub broken", "verify contradictory", "demo",
         "new-plugin index mine", "import rows.jsonl imported", "inventory one broken", "diff one two", "diff two broken",
         "inventory tests/data/rabbitmq-3.10/clean",
+        "detect tests/data/kestrel", "queues tests/data/kestrel",
+        "convert tests/data/kestrel converted.jsonl",
         "reconcile two broken --deltas changes.csv", "export broken exported", "migrate two migrated --to v2",
     ]  # fmt: skip
     missing = set()
@@ -255,7 +259,15 @@ def test_every_member_of_the_json_objects_is_explained(reader):
     assert missing == set()
 
 
-COUNTED = {"records_by_name", "types", "formats", "states", "steps", "live_percent"}
+def test_every_member_of_a_message_is_explained():
+    batch = MessageBatch(
+        name=QueueName("s"), bodies=[b""], positions=[0], states=["ready"], files=[""], offsets=[0], sizes=[0], raws=[b""]
+    )
+    [row] = rows_of(batch)
+    assert [name for name in row if f"`{name}`" not in reference("messages")] == []
+
+
+COUNTED = {"certainties", "reasons", "records_by_name", "types", "formats", "states", "steps", "live_percent"}
 """Members whose own members are names of what is counted."""
 
 

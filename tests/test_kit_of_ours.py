@@ -14,13 +14,15 @@ from mutants.suite import MUTANTS, ORIGINALS
 pytestmark = pytest.mark.kit
 
 OURS = {
-    "msgstore": ["body:raw", "gc:half-empty", "gc:retention[max_age=7d]"],
+    "msgstore": ["body:raw", "gc:half-empty", "gc:retention[max_age=7d]", "source:parquet", "sink:store"],
     "msgstore-format-v1": ["format:v1"],
     "msgstore-format-v2": ["format:v2", "record:message"],
     "msgstore-checksum-record": ["record:checksum"],
     "msgstore-erlang-body": ["body:erlang"],
     "msgstore-ets-index": ["index:ets"],
     "msgstore-lmdb-index": ["index:lmdb"],
+    "msgstore-kestrel-journal": ["source:kestrel", "sink:kestrel"],
+    "msgstore-rocketmq-log": ["source:rocketmq", "sink:rocketmq"],
     "msgstore-prometheus-observer": ["observer:msgstore-prometheus-observer"],
     "acme-audit-record": ["record:audit", "record:audit[actor=billing]"],
     "acme-aes-body": ["body:aes-gcm[key=00000000000000000000000000000000]"],

@@ -24,7 +24,9 @@ OTHERS = {
     "acme-stamped-format",
     "acme-zstd-body",
     "msgstore-erlang-body",
+    "msgstore-kestrel-journal",
     "msgstore-prometheus-observer",
+    "msgstore-rocketmq-log",
 }
 """Of no cell: installed where everything is."""
 
@@ -41,6 +43,6 @@ def test_loaded_plugins_are_those_of_the_cells(request, cells):
     assert list(catalogue().problems()) == []
 
 
-@pytest.mark.parametrize("kind", ["format", "index", "gc", "body", "runner"])
+@pytest.mark.parametrize("kind", ["format", "index", "gc", "body", "source", "sink", "runner"])
 def test_every_kind_has_a_backend(kind):
     assert catalogue().names(kind)

@@ -34,6 +34,9 @@ MODULES = (
     "indexes",
     "policies",
     "bodies",
+    "messages",
+    "sources",
+    "sinks",
 )
 """Modules in the order of the page. ``events`` and ``errors`` have their own regions."""
 

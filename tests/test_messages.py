@@ -1,0 +1,422 @@
+"""Messages across systems: every direction that has a meaning, resumed conversions, sources that stay as they are."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import msgstore
+from msgstore.config import Backend
+from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
+from msgstore.jobs.messages import convert as converting
+from msgstore.jobs.messages.convert import ConvertReport, convert, plan_convert
+from msgstore.jobs.messages.rows import message_id, rows_of
+from msgstore.jobs.messages.selection import select
+from msgstore.jobs.messages.sources import detect, open_source, parse_options, source_spec
+from msgstore.jobs.tasks import ProgressMeter
+from msgstore_kestrel_journal.journal import Journal, JournalOptions
+from support import DATA, RealDirectory, catalogue, command, json_of
+
+VECTORS = DATA / "vectors"
+SINKS = {"jsonl": "out.jsonl", "parquet": "out.parquet", "store": "out", "files": "out", "kestrel": "out", "rocketmq": "out"}
+SOURCES = ("kestrel", "rocketmq", "store", "jsonl", "parquet")
+SMALL = {"rocketmq": {"file_size": 2**20, "queue_entries": 1000, "index": False}}
+
+
+def kestrel(path: Path, queues: int = 2, messages: int = 40) -> Path:
+    """A directory of journals, with reserved and removed messages."""
+    path.mkdir()
+    for number in range(queues):
+        journal = Journal(path, f"q{number}", JournalOptions(sync_journal=None), clock_ms=lambda: 1_700_000_000_123)
+        for at in range(messages):
+            journal.add(b"message %d of %d" % (at, number), 0 if at % 3 else 4_000_000_000_000)
+        journal.remove()
+        journal.remove_tentative()
+        journal._end()
+    return path
+
+
+def source_of(name: str, tmp_path: Path) -> Path:
+    """Return a path that a source reads."""
+    origin = tmp_path / "origin"
+    if not origin.exists():
+        kestrel(origin)
+    if name == "kestrel":
+        return origin
+    place = tmp_path / f"as-{SINKS[name]}"
+    if not place.exists():
+        run(origin, place, sink=name)
+    return place
+
+
+def run(source: Path, destination: Path, *, sink: str | None = None, dry_run: bool = False, **choices: object) -> ConvertReport:
+    backend = None if sink is None else Backend(sink, SMALL.get(sink, {}))
+    selection = select(**choices.pop("selection", {}))
+    job = plan_convert(catalogue(), source, str(destination), selection, sink=backend, **choices)
+    return convert(job, ProgressMeter(0), dry_run=dry_run)
+
+
+def messages(path: Path, source: str | None = None) -> list[dict]:
+    spec = source_spec(catalogue(), path, None if source is None else Backend(source))
+    with open_source(spec) as opened:
+        found = [item for info in opened.queues() if info.read for item in opened.messages(info.name, 0, None)]
+    return [row for batch in found if isinstance(batch, MessageBatch) for row in rows_of(batch)]
+
+
+def state_of(path: Path) -> dict[str, tuple]:
+    """Return everything about the files at or below a path, except their times of access."""
+    found = {}
+    for one in [path, *sorted(path.rglob("*"))]:
+        status = one.stat()
+        content = one.read_bytes() if one.is_file() else b""
+        found[str(one)] = (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, content)
+    return found
+
+
+KEPT = {
+    # sink: what is kept besides the bodies and their order
+    "jsonl": ("system", "queue", "partition", "position", "id", "state", "timestamp_ms", "expiry_ms", "headers", "origin"),
+    "parquet": ("system", "queue", "partition", "position", "id", "state", "timestamp_ms", "expiry_ms", "headers", "origin"),
+    "kestrel": ("position", "timestamp_ms", "expiry_ms"),
+    "rocketmq": ("position", "timestamp_ms"),
+    "store": (),
+}
+
+
+@pytest.mark.parametrize("sink", [sink for sink in SINKS if sink != "files"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_direction(source, sink, tmp_path):
+    """The table of docs/reference/messages.md."""
+    path = source_of(source, tmp_path)
+    before, there = state_of(path), messages(path, source)
+    report = run(path, tmp_path / SINKS[sink], sink=sink)
+    assert report.total("selected") == report.total("written") == len(there) == 78
+    assert state_of(path) == before
+    found = messages(tmp_path / SINKS[sink], sink)
+    if sink == "store":
+        assert sorted(row["body"] for row in found) == sorted(row["body"] for row in there)
+        return
+    assert [row["body"] for row in found] == [row["body"] for row in there]
+    for member in KEPT[sink]:
+        if source == "store" and member == "timestamp_ms" and sink in ("kestrel", "rocketmq"):
+            continue  # a store has no times: messages are added now
+        expected = [row[member] for row in there]
+        if sink in ("kestrel", "rocketmq") and member == "position":
+            expected = [row["position"] for row in there]
+        assert [row[member] for row in found] == expected, member
+
+
+@pytest.mark.parametrize("through", ["jsonl", "parquet"])
+def test_kestrel_comes_back_byte_for_byte(through, tmp_path):
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    for vector in json.loads((VECTORS / "kestrel.json").read_text()):
+        queue = vector["queue"]
+        if vector["name"] in ("op8_continue_unknown_xid", "op0_add_old_expiry", "op2_addx_expiring"):
+            (origin / vector["name"]).write_bytes(bytes.fromhex(vector["journal_files"][queue]))
+    (origin / "op7").write_bytes(b"\x07" + (5).to_bytes(4, "little") + (17).to_bytes(4, "little") + bytes(16) + b"x")
+    run(origin, tmp_path / SINKS[through], raw=True)
+    run(tmp_path / SINKS[through], tmp_path / "back", sink="kestrel")
+    raws = [[base64.b64decode(row["raw"]) for row in json_of("messages", path, "--raw", "--source", "kestrel", code=None)]
+            for path in (origin, tmp_path / "back")]  # fmt: skip
+    assert raws[0] == raws[1]
+    assert {raw[0] for raw in raws[0]} >= {0, 2, 7, 8}
+
+
+def test_diff_of_a_round_trip_is_empty(tmp_path):
+    run(kestrel(tmp_path / "origin"), tmp_path / "a", sink="store")
+    run(tmp_path / "origin", tmp_path / "m.parquet")
+    run(tmp_path / "m.parquet", tmp_path / "b", sink="store")
+    report = json_of("diff", tmp_path / "a", tmp_path / "b")[-1]
+    assert (report["same"], report["differing"], report["only_a"], report["only_b"]) == (78, 0, 0, 0)
+
+
+def test_message_of_several_queues_is_stored_once(tmp_path):
+    rows = [{"system": "s", "queue": name, "id": "ab" * 16, "body": "eA=="} for name in ("p", "q", "p")]
+    rows.append({"system": "s", "queue": "q", "id": "ab" * 16, "body": "eQ=="})
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = run(tmp_path / "m.jsonl", tmp_path / "out", sink="store")
+    assert (report.total("written"), report.total("refused")) == (3, 1)
+    assert "has another body already" in next(iter(report.reasons))
+    with msgstore.open_store(tmp_path / "out", mode="r") as store:
+        assert [(entry.msg_id, entry.references) for entry in store.entries()] == [(b"\xab" * 16, 3)]
+
+
+def test_files_sink_has_a_body_and_its_facts(tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"system":"s","vhost":"/","queue":"../a b","body":"eA=="}\n')
+    run(tmp_path / "m.jsonl", tmp_path / "out", sink="files")
+    [body, about] = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert body.relative_to(tmp_path / "out").as_posix() == "%2F/%2E%2E%2Fa b/00000000.body"
+    assert (body.read_bytes(), json.loads(about.read_bytes())["queue"]) == (b"x", "../a b")
+
+
+def test_selection(tmp_path):
+    origin = kestrel(tmp_path / "origin")
+    chosen = [row["position"] for row in json_of("messages", origin, "--queue", "q1", "--from-position", "3", "--limit", "2")]
+    assert chosen == [3, 4]
+    assert {row["state"] for row in json_of("messages", origin, "--state", "reserved")} == {"reserved"}
+    assert len(json_of("messages", origin, "--limit", "60", "--no-body")) == 60
+    report = run(origin, tmp_path / "out.jsonl", selection={"queue": "q*", "limit": 50})
+    assert [queue.written for queue in report.queues] == [39, 11]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("messages origin --state redy", "Did you mean 'ready'?"),
+        ("messages origin --queue q9", "There are: q0, q1"),
+        ("messages origin --source kestral", "Did you mean 'kestrel'?"),
+        ("messages origin --source-option max_aje=1", "Did you mean 'max_age'?"),
+        ("messages nowhere", "there is no such file or directory"),
+        ("messages origin --limit -1", "at least 0"),
+        ("convert origin out", "Name one with --sink"),
+        ("convert origin out.jsonl --rename q9=x", "There are: q0, q1"),
+        ("convert origin out.jsonl --sink-option x", "not of the form NAME=VALUE"),
+        ("convert origin origin/out.jsonl", "into which nothing is written"),
+        ("convert origin none/out.jsonl", "there is no such directory"),
+        ("convert origin there.jsonl", "is there already"),
+        ("detect nowhere", "there is no such file or directory"),
+    ],
+)
+def test_misuse_is_a_clear_error(arguments, told, tmp_path, monkeypatch):
+    kestrel(tmp_path / "origin")
+    (tmp_path / "there.jsonl").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    assert told in command(*arguments.split(), code=2).output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["origin", "there.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "not an object"),
+        ("{}", "no 'system'"),
+        ('{"system":"s","body":"x"}', "not base64"),
+        ('{"system":"s","body":"eA==","sise":1}', "no member of a message"),
+        ('{"system":"s","body":"eA==","state":"odd"}', "no state 'odd'"),
+        ('{"system":"s","body":"eA==","position":true}', "its 'position' is True"),
+        ('{"system":"s","body":"eA==","sha256":"00"}', "another sha256"),
+        ("[" * 100_000, "not a message"),
+    ],
+)
+def test_damaged_line_is_reported_and_others_are_read(line, told, tmp_path):
+    good = '{"system":"s","body":"eA=="}'
+    (tmp_path / "m.jsonl").write_text(f"{good}\n{line}\n\n{good}")
+    *rows, damage = json_of("messages", tmp_path / "m.jsonl", code=1)
+    assert [row["position"] for row in rows] == [0, 1]
+    assert (damage["kind"], damage["offset"], damage["messages"]) == ("damage", len(good) + 1, 1)
+    assert told in damage["reason"]
+
+
+def test_damage_is_counted(tmp_path):
+    origin = kestrel(tmp_path / "origin")
+    with (origin / "q0").open("ab") as file:
+        file.write(b"\x7fxyz")
+    summary = json_of("convert", origin, tmp_path / "out.jsonl", code=1)[-1]
+    assert (summary["selected"], summary["written"], summary["damaged_spans"]) == (78, 78, 1)
+    [first, *_] = json_of("queues", origin, code=1)
+    assert (first["queue"], first["messages"], first["damage"], first["states"]) == ("q0", 39, 1, {"reserved": 1, "ready": 38})
+
+
+def test_dry_run_writes_nothing(tmp_path):
+    report = run(kestrel(tmp_path / "origin"), tmp_path / "out", sink="rocketmq", dry_run=True)
+    assert report.total("written") == 78
+    assert [path.name for path in tmp_path.iterdir()] == ["origin"]
+
+
+def test_detection(tmp_path):
+    assert [name for name, _ in detect(catalogue(), kestrel(tmp_path / "k"))] == ["kestrel"]
+    (tmp_path / "one").write_bytes(b"\x01")
+    [(name, candidate)] = detect(catalogue(), tmp_path / "one")
+    assert (name, candidate.likelihood) == ("kestrel", "perhaps")
+    real = RealDirectory.load("v2_clean").copy(tmp_path)
+    assert [(name, one.likelihood) for name, one in detect(catalogue(), real)] == [("store", "likely")]
+    run(tmp_path / "k", tmp_path / "s", sink="store")
+    assert [(name, one.likelihood) for name, one in detect(catalogue(), tmp_path / "s")] == [("store", "certain")]
+    (tmp_path / "text").write_text("hello")
+    assert command("detect", tmp_path / "text", code=1).output.startswith(f"{tmp_path}/text: no installed source")
+
+
+def test_real_stores_are_sources(tmp_path):
+    real = RealDirectory.load("v2_clean")
+    path = real.copy(tmp_path)
+    before = state_of(path)
+    found = messages(path)
+    assert {row["id"] for row in found} == {one["id"] for one in real.manifest["messages"] if one["refcount"]}
+    assert state_of(path) == before
+
+
+def test_id_of_a_message_is_the_same_at_each_try():
+    batch = MessageBatch(
+        name=QueueName("s", queue="q"), bodies=[b"x", b"y"], positions=[0, 1], states=["ready"] * 2, files=["f"] * 2,
+        offsets=[0, 9], sizes=[1, 1], ids=["AB" * 16, None],
+    )  # fmt: skip
+    assert message_id(batch, 0) == b"\xab" * 16
+    assert len(message_id(batch, 1)) == 16
+    assert message_id(batch, 1) == message_id(batch.take([1]), 0) != message_id(batch.take([0]), 0)
+
+
+def test_options_of_a_command_line():
+    assert parse_options(("a=1", "b=text", "c=true", 'd={"x": 1}'), "--o") == {"a": 1, "b": "text", "c": True, "d": {"x": 1}}
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        parse_options(("a",), "--o")
+
+
+# -- interrupted conversions --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Flushes after a few messages."""
+    monkeypatch.setattr(converting, "FLUSH_MESSAGES", 10)
+    monkeypatch.setattr("msgstore_kestrel_journal.source._BATCH_MESSAGES", 4)
+
+
+class Interrupted(Exception):
+    """Raised by a sink."""
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("step", ["write", "flush", "finish"])
+def test_interrupted_conversion_continues(step, sink, often, tmp_path, monkeypatch):
+    origin = kestrel(tmp_path / "origin")
+    run(origin, tmp_path / "whole", sink=sink)
+    factory = catalogue().sink(sink).load_factory()
+    method, calls = getattr(factory, step), []
+
+    def failing(self, *arguments):
+        calls.append(step)
+        if len(calls) < 3 if step == "finish" else len(calls) % 3 == 0 and len(calls) < 20:
+            raise Interrupted
+        return method(self, *arguments)
+
+    monkeypatch.setattr(factory, step, failing)
+    place = tmp_path / SINKS[sink]
+    for _ in range(30):
+        try:
+            report = run(origin, place, sink=sink)
+            break
+        except Interrupted:
+            assert not place.exists()
+    assert report.total("selected") == report.total("written") == 78
+    assert report.resumed or step == "write"
+    assert len(calls) > 2
+    if sink == "files":
+        assert {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()} == {
+            path.relative_to(tmp_path / "whole"): path.read_bytes()
+            for path in (tmp_path / "whole").rglob("*")
+            if path.is_file()
+        }
+    else:
+        members = ("queue", "position", "body", "timestamp_ms", "id") if sink != "store" else ("body", "id")
+        found, expected = ([[row[m] for m in members] for row in messages(path, sink)] for path in (place, tmp_path / "whole"))
+        assert found == expected
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_other_conversion_does_not_continue(often, tmp_path, monkeypatch):
+    origin = kestrel(tmp_path / "origin")
+    factory = catalogue().sink("jsonl").load_factory()
+    with monkeypatch.context() as patched:
+        patched.setattr(factory, "finish", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(origin, tmp_path / "out.jsonl")
+    with pytest.raises(StoreError, match=r"with another selection\. End it as it was begun, or begin anew with --restart"):
+        run(origin, tmp_path / "out.jsonl", selection={"limit": 5})
+    assert run(origin, tmp_path / "out.jsonl", selection={"limit": 5}, restart=True).total("written") == 5
+    assert len(messages(tmp_path / "out.jsonl")) == 5
+
+
+PROGRAM = """
+import sys
+from msgstore.jobs.messages import convert
+import msgstore_kestrel_journal.source as source
+convert.FLUSH_MESSAGES, source._BATCH_MESSAGES = 50, 20
+from msgstore.cli.main import main
+main()
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("sink", SINKS)
+def test_killed_conversion_continues(sink, tmp_path, request):
+    """``--kills`` of 300 in all: in = written + refused + damaged after the last, and nothing is there twice."""
+    origin = kestrel(tmp_path / "origin", queues=3, messages=4000)
+    options = [f"--sink-option={name}={value}".lower() for name, value in SMALL.get(sink, {}).items()]
+    argv = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "convert",
+        str(origin),
+        str(tmp_path / SINKS[sink]),
+        "--sink",
+        sink,
+        "--json",
+        *options,
+    ]
+    began = time.perf_counter()
+    subprocess.run([*argv[:5], str(tmp_path / "timed"), *argv[6:]], check=True, capture_output=True)
+    whole, rng, kills = time.perf_counter() - began, random.Random(sink), max(request.config.getoption("--kills") // 6, 2)
+    killed = 0
+    while killed < kills:
+        child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            child.wait(whole * rng.uniform(0.5, 1.1))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            killed += 1
+            continue
+        assert child.returncode == 0
+        killed += 1
+        check_complete(sink, tmp_path)
+        remove(tmp_path / SINKS[sink])
+    subprocess.run(argv, check=True, capture_output=True)
+    check_complete(sink, tmp_path)
+
+
+def check_complete(sink: str, tmp_path: Path) -> None:
+    place = tmp_path / SINKS[sink]
+    if sink == "files":
+        assert len(list(place.rglob("*.body"))) == 11_997
+    else:
+        found = messages(place, sink)
+        assert len(found) == len({row["body"] for row in found}) == 11_997
+
+
+def remove(path: Path) -> None:
+    subprocess.run(["rm", "-r", str(path)], check=True)
+
+
+def test_source_on_a_read_only_mount(tmp_path):
+    """Without the permission to write; the superuser has it everywhere, so there a read-only mount is made, if it can be."""
+    origin = kestrel(tmp_path / "origin")
+    stores = [origin, source_of("store", tmp_path), source_of("rocketmq", tmp_path)]
+    mounted = []
+    try:
+        for number, path in enumerate(stores):
+            place = tmp_path / f"mount{number}"
+            place.mkdir()
+            if (
+                os.geteuid() == 0
+                and subprocess.run(["mount", "--bind", "-o", "ro", path, place], capture_output=True).returncode == 0
+            ):
+                mounted.append(place)
+                assert messages(place) == messages(path)
+                assert command("queues", place).exit_code == 0
+            else:
+                path.chmod(0o500)
+                assert messages(path)
+    finally:
+        for place in mounted:
+            subprocess.run(["umount", place], check=True)
