@@ -16,11 +16,12 @@ import pytest
 import msgstore
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
+from msgstore.jobs.detection import detect
 from msgstore.jobs.messages import convert as converting
 from msgstore.jobs.messages.convert import ConvertReport, convert, plan_convert
 from msgstore.jobs.messages.rows import message_id, rows_of
 from msgstore.jobs.messages.selection import select
-from msgstore.jobs.messages.sources import detect, open_source, parse_options, source_spec
+from msgstore.jobs.messages.sources import open_source, parse_options, source_spec
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore_kestrel_journal.journal import Journal, JournalOptions
 from support import DATA, RealDirectory, catalogue, command, json_of
@@ -420,3 +421,17 @@ def test_source_on_a_read_only_mount(tmp_path):
     finally:
         for place in mounted:
             subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("verb", ["scan", "info", "salvage"])
+@pytest.mark.parametrize("name", ["kestrel", "rocketmq"])
+def test_verbs_of_segments_name_the_verb_for_messages(tmp_path, verb, name):
+    more = [tmp_path / "out"] if verb == "salvage" else []
+    told = command(verb, DATA / name, *more, code=2).output
+    assert f"The source {name} can read it: msgstore queues {DATA / name}" in told
+
+
+def test_directory_above_stores_is_not_an_empty_store():
+    path = DATA / "msg-store" / "v2_clean"
+    assert "directories beneath it that have some: store" in command("queues", path, "--source", "store", code=2).output
+    assert "directories in it that are recognised: store" in command("queues", path, code=2).output

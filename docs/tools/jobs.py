@@ -181,8 +181,8 @@ def spark_settings() -> str:
     return table(("setting", "value"), [(f"`{key}`", f"`{value}`") for key, value in _literal("sessions", "SETTINGS").items()])
 
 
-def _option_table(constant: str) -> str:
-    return table(("option", ""), [(f"`{name}`", cell(text)) for name, text in _literal("options", constant).items()])
+def _option_table(constant: str, module: str = "options") -> str:
+    return table(("option", ""), [(f"`{name}`", cell(text)) for name, text in _literal(module, constant).items()])
 
 
 REGIONS: dict[str, Callable[[], str]] = {
@@ -194,5 +194,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "spark, errors": spark_errors,
     "spark, settings": spark_settings,
     "spark, options of reading": lambda: _option_table("OPTIONS"),
+    "spark, options of messages": lambda: _option_table("OPTIONS", "messages"),
     "spark, options of writing": lambda: _option_table("WRITE_OPTIONS"),
 }

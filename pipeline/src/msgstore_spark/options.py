@@ -77,8 +77,8 @@ class ReadOptions:
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
         """Parse the options as Spark passes them: keys in any case, values as text. Raises ConfigError."""
         given = {key.lower(): value for key, value in options.items()}
-        paths = _paths(given.pop("path", None), given.pop("paths", None))
-        parsed = _parse(given, OPTIONS)
+        paths = paths_of(given.pop("path", None), given.pop("paths", None))
+        parsed = parse_options(given, OPTIONS)
         conditions = parsed.pop("where", ())
         parsed["files"] = tuple(one for one in conditions if one[0] == "file")
         parsed["where"] = tuple(one for one in conditions if one[0] != "file")
@@ -140,12 +140,12 @@ class WriteOptions:
         path = given.pop("path", None)
         if not path:
             raise ConfigError('msgstore: the destination is missing: write .save("DIRECTORY")')
-        parsed = _parse(given, WRITE_OPTIONS)
+        parsed = parse_options(given, WRITE_OPTIONS)
         flags = {name: parsed.pop(name) for name in ("ignore_others", "ignore_existing") if name in parsed}
         return cls(StoreSpec(_local(path), **parsed), **flags)
 
 
-def _parse(options: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
+def parse_options(options: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
     """Return attributes and their values. The keys of ``options`` are in lower case."""
     parsed: dict[str, Any] = {}
     names = {name.lower(): name for name in known}
@@ -163,7 +163,7 @@ def _parse(options: Mapping[str, str], known: Collection[str]) -> dict[str, Any]
     return parsed
 
 
-def _paths(one: str | None, several: str | None) -> tuple[str, ...]:
+def paths_of(one: str | None, several: str | None) -> tuple[str, ...]:
     """Return absolute paths. ``load(path)`` may have commas in it; ``load([path, ...])`` arrives as a JSON list."""
     found: list[str] = []
     for path in [*([one] if one else []), *(json.loads(several) if several else [])]:

@@ -22,6 +22,8 @@ from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import RECORD
 from msgstore.jobs.inputs import JobInputs
+from msgstore.jobs.messages.columns import MESSAGES
+from msgstore_spark.messages import MessageOptions, MessageReader
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.schemas import columns, constants_of, full_schema
 from msgstore_spark.streams import SegmentStreamReader
@@ -47,10 +49,16 @@ class MsgStoreSource(DataSource):
         return "msgstore"
 
     def schema(self) -> StructType:
-        options = ReadOptions.of(self._given())
+        if _is_of_messages(given := self._given()):
+            MessageOptions.of(given)  # a wrong option is an error now, not at the first query
+            found = from_arrow_schema(MESSAGES)
+            if self._is_created():
+                found.fields[0].metadata = {_TABLE: json.dumps(given)}
+            return found
+        options = ReadOptions.of(given)
         found = from_arrow_schema(full_schema(options, options.find())[0])
         if self._is_created():
-            found.fields[0].metadata = {_TABLE: json.dumps(self._given())}
+            found.fields[0].metadata = {_TABLE: json.dumps(given)}
         return found
 
     def _is_created(self) -> bool:
@@ -71,7 +79,9 @@ class MsgStoreSource(DataSource):
         return self.options
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = ReadOptions.of(self._given(schema))
+        if _is_of_messages(given := self._given(schema)):
+            return MessageReader(MessageOptions.of(given), schema.fieldNames())
+        options = ReadOptions.of(given)
         found = options.find()
         full, constants = full_schema(options, found)
         return SegmentReader(options, found, columns(full, schema), schema.fieldNames(), constants)
@@ -81,11 +91,17 @@ class MsgStoreSource(DataSource):
         return StoreWriter(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
-        options = ReadOptions.of(self._given(schema))
+        if _is_of_messages(given := self._given(schema)):
+            raise ConfigError("msgstore: messages of a source are read with spark.read; there is no stream of them")
+        options = ReadOptions.of(given)
         if options.relation != "records":
             raise ConfigError(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
         full, constants = full_schema(options, options.find())
         return SegmentStreamReader(options, columns(full, schema), schema.fieldNames(), constants)
+
+
+def _is_of_messages(options: Mapping[str, str]) -> bool:
+    return any(key.lower() == "source" for key in options)
 
 
 _OF_TABLE, _TABLE = "option.", "msgstore"

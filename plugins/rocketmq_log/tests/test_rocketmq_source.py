@@ -11,9 +11,10 @@ import pytest
 
 from msgstore.config import Backend
 from msgstore.contract import MessageBatch, QueueName, SourceDamage
+from msgstore.jobs.detection import detect
 from msgstore.jobs.messages.convert import convert, plan_convert
 from msgstore.jobs.messages.selection import select
-from msgstore.jobs.messages.sources import detect, open_source, source_spec
+from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore_rocketmq_log import check, scan_file

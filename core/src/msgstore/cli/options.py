@@ -287,7 +287,8 @@ class StoreArgument:
         """
         target = self.resolve()
         if not target.has_store():
-            raise StoreError(no_segments(target.path, resolve(target.config, target.catalogue, None).formats))
+            formats = resolve(target.config, target.catalogue, None).formats
+            raise StoreError(no_segments(target.path, formats, target.catalogue))
         return target
 
     def find_all(self) -> tuple[list[StoreTarget], tuple[NotRead, ...]]:

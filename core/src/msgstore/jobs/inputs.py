@@ -16,6 +16,7 @@ from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, SETTINGS_COPY, DamagedSettings, Settings, read_settings, unread_segments
 from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
+from msgstore.jobs.detection import reads_messages
 from msgstore.jobs.paths import is_glob, matches, unreadable_directories
 from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, NotRead, SpanReport, find_not_read
 from msgstore.jobs.workers import worker_catalogue
@@ -172,10 +173,11 @@ class _Search:
 
     def _nothing_in(self, path: Path) -> str:
         if path.is_dir():
-            return no_segments(path, self.formats)
+            return no_segments(path, self.formats, self.catalogue)
         if path.is_file():
             formats = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self.formats.extensions.items()))
-            return f"{path}: no installed format reads such files; known are {formats or 'none'}"
+            known = f"{path}: no installed format reads such files; known are {formats or 'none'}"
+            return known + reads_messages(self.catalogue, path)
         return f"{path}: nothing that matches is a segment ({_known(self.formats)}), or a directory that has some"
 
     def _add_path(self, path: Path) -> bool:
@@ -341,7 +343,7 @@ def _split(name: str) -> tuple[str, str]:
     return os.path.splitext(name)  # noqa: PTH122 - a Path takes ten times as long, and there may be 100,000 segments
 
 
-def no_segments(directory: Path, formats: FormatSet) -> str:
+def no_segments(directory: Path, formats: FormatSet, catalogue: Catalogue) -> str:
     """Return the error message for a directory without segments. It names directories below that have some."""
     beneath = [path.relative_to(directory).as_posix() for path in stores_beneath(directory, formats)]
     message = f"{directory}: there are no segments in this directory ({_known(formats)})"
@@ -350,7 +352,7 @@ def no_segments(directory: Path, formats: FormatSet) -> str:
     found = find_not_read(directory)
     if found:
         message += f"; not read by msgstore: {_some([f'{one.path} ({one.what}, {one.size:,} bytes)' for one in found])}"
-    return message
+    return message + reads_messages(catalogue, directory)
 
 
 def _known(formats: FormatSet) -> str:

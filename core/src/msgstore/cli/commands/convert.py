@@ -15,12 +15,13 @@ from msgstore.cli.output import count, plural
 from msgstore.config import Backend
 from msgstore.contract import LISTED, STATES, MessageBatch, QueueInfo, SourceDamage
 from msgstore.contract.messages import CERTAIN
+from msgstore.jobs.detection import detect as find_sources
+from msgstore.jobs.detection import not_recognised
 from msgstore.jobs.messages.convert import ConvertReport, convert, plan_convert
 from msgstore.jobs.messages.listing import CountedQueue, count_queues, list_messages, size_of
 from msgstore.jobs.messages.rows import damage_as_json, queue_as_json, rows_of
 from msgstore.jobs.messages.selection import Selection, select
 from msgstore.jobs.messages.sources import SourceSpec, parse_options, source_spec
-from msgstore.jobs.messages.sources import detect as find_sources
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.plugins.catalogue import load_catalogue
@@ -119,9 +120,7 @@ def detect(path: Path, out: output.Output) -> None:
         out.print()
         out.print(f"next: msgstore queues {path}", "dim")
     else:
-        out.print(
-            f"{path}: no installed source recognises anything here ({', '.join(load_catalogue().names('source'))})", "yellow"
-        )
+        out.print(not_recognised(load_catalogue(), path), "yellow")
         click.get_current_context().exit(1)
 
 

@@ -13,13 +13,12 @@ from pathlib import Path
 import attrs
 
 from msgstore.config import Backend, structure
-from msgstore.contract import Buffer, Candidate, ConfigError, MsgStoreError, Source, SourceContext, StoreError, StoreIOError
+from msgstore.contract import Buffer, ConfigError, MsgStoreError, Source, SourceContext, StoreError, StoreIOError
 from msgstore.files import READ_WHOLE, Files
+from msgstore.jobs.detection import detect, not_recognised
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue
-
-_ORDER = ("certain", "likely", "perhaps")
 
 
 @attrs.frozen
@@ -32,20 +31,6 @@ class SourceSpec:
     raw: bool = False
 
 
-def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
-    """Return the sources that can read a path, the most likely first. Raises StoreError if the path does not exist,
-    PluginError."""
-    if not path.exists():
-        raise StoreError(f"{path}: there is no such file or directory")
-    found: list[tuple[str, Candidate]] = []
-    for name in catalogue.names("source"):
-        descriptor = catalogue.source(name)
-        with catalogue.attribute_errors(descriptor, f"cannot examine {path}"):
-            if (candidate := descriptor.load_detect()(path)) is not None:
-                found.append((name, candidate))
-    return sorted(found, key=lambda one: _ORDER.index(one[1].likelihood))
-
-
 def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Backend:
     """Return the source to use: the given one, or the most likely if no other is as likely. Raises StoreError, PluginError."""
     if given is not None and given.name:
@@ -53,15 +38,23 @@ def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Ba
         return given
     found = detect(catalogue, path)
     if not found:
-        names = ", ".join(catalogue.names("source"))
-        raise StoreError(
-            f"{path}: no installed source recognises anything here. Installed: {names}. Name one with --source NAME."
-        )
+        raise StoreError(f"{not_recognised(catalogue, path)}. Name a source with --source NAME.")
     best = [name for name, candidate in found if candidate.likelihood == found[0][1].likelihood]
     if len(best) > 1:
         which = "; ".join(f"{name}: {candidate.evidence}" for name, candidate in found if name in best)
         raise StoreError(f"{path}: several sources can read it ({which}). Name one with --source NAME.")
     return attrs.evolve(given, name=best[0]) if given is not None else Backend(best[0])
+
+
+def parse_source(text: str) -> Backend:
+    """Parse a name, or a JSON object with ``use`` and the options. Raises ConfigError."""
+    if not text.lstrip().startswith("{"):
+        return Backend(text)
+    try:
+        given = json.loads(text)
+        return Backend(given.pop("use"), given, base=Path())
+    except (ValueError, KeyError):
+        raise ConfigError(f'source {text!r}: write a name, or such as {{"use": "rocketmq", "group": "g"}}') from None
 
 
 def source_spec(

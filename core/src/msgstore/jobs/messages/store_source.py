@@ -15,14 +15,16 @@ from msgstore.contract import (
     QueueName,
     SourceContext,
     SourceDamage,
+    StoreError,
 )
 from msgstore.directory import has_settings
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.stats import StoredMessage
-from msgstore.jobs.inputs import find_inputs
+from msgstore.jobs.inputs import find_inputs, no_segments
 from msgstore.jobs.reading.segment_check import check_segment
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import worker_catalogue
+from msgstore.scan import FormatSet
 
 NAME = QueueName("msgstore")
 _BATCH = 4 * 2**20
@@ -52,6 +54,8 @@ class StoreSource:
 
     def __init__(self, context: SourceContext) -> None:
         self._context = context
+        if detect(context.path) is None:
+            raise StoreError(no_segments(context.path, FormatSet(worker_catalogue()), worker_catalogue()))
         self._store = open_configured(remembered_config(context.path), worker_catalogue(), mode="r", live="beside")
         self._client = self._store.client()
         self._entries: list[StoredMessage] | None = None

@@ -1,0 +1,48 @@
+"""Which sources recognise a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgstore.contract import Candidate, PluginError, StoreError
+from msgstore.plugins.catalogue import Catalogue
+
+_ORDER = ("certain", "likely", "perhaps")
+_MOST_NAMED = 5
+
+
+def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
+    """Return the sources that can read a path, the most likely first. Raises StoreError if the path does not exist,
+    PluginError."""
+    if not path.exists():
+        raise StoreError(f"{path}: there is no such file or directory")
+    found: list[tuple[str, Candidate]] = []
+    for name in catalogue.names("source"):
+        descriptor = catalogue.source(name)
+        with catalogue.attribute_errors(descriptor, f"cannot examine {path}"):
+            if (candidate := descriptor.load_detect()(path)) is not None:
+                found.append((name, candidate))
+    return sorted(found, key=lambda one: _ORDER.index(one[1].likelihood))
+
+
+def not_recognised(catalogue: Catalogue, path: Path) -> str:
+    """Return the text about a path that no source recognises. It names the directories in it that a source recognises."""
+    text = f"{path}: no installed source recognises anything here ({', '.join(catalogue.names('source'))})"
+    inner = sorted(child.name for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    beneath = [name for name in inner if any(one.likelihood != "perhaps" for _, one in detect(catalogue, path / name))]
+    if beneath:
+        more = f" and {len(beneath) - _MOST_NAMED} more" if len(beneath) > _MOST_NAMED else ""
+        text += f"; directories in it that are recognised: {', '.join(beneath[:_MOST_NAMED])}{more}"
+    return text
+
+
+def reads_messages(catalogue: Catalogue, path: Path) -> str:
+    """Return what to write instead, for a path without segments whose messages a source can read; otherwise "".
+
+    A source that cannot be loaded does not hide the error that this text is added to.
+    """
+    try:
+        found = detect(catalogue, path)
+    except (OSError, PluginError):
+        return ""
+    return f". The source {found[0][0]} can read it: msgstore queues {path} ({found[0][1].evidence})" if found else ""

@@ -1,0 +1,123 @@
+"""Messages of any source as DataFrames: ``spark.read.format("msgstore").option("source", "kestrel").load(PATH)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from msgstore.contract import Capability, ConfigError, QueueName, SourceDamage, StoreError
+from msgstore.jobs.messages.columns import MESSAGES, record_batch
+from msgstore.jobs.messages.selection import Selection, select, selected_messages, selected_queues
+from msgstore.jobs.messages.sources import SourceSpec, open_source, parse_source, source_spec
+from msgstore.jobs.workers import worker_catalogue
+from msgstore_spark.options import parse_options, paths_of
+from msgstore_spark.tasks import freeze_imports, join_small
+
+OPTIONS = {
+    "path": "argument of `.load()`: what the source reads",
+    "source": "name of a source, such as `kestrel` or `rocketmq`; or a JSON object with `use` and its options",
+    "vhost": "virtual hosts, as a glob",
+    "queue": "queues, as a glob",
+    "state": "states, with commas; or `all`. Default: what a restart would deliver, and `expired`",
+    "raw": "`true`: the column `raw` has the records as stored",
+    "mode": "`PERMISSIVE` (default): damage has no rows; `FAILFAST`: damage fails the query",
+}
+_TASK_MESSAGES = 2**17
+"""Messages of one task. A source that reads any positions in the same time still has to be opened in each."""
+_MAX_TASKS = 16
+"""Tasks of one queue."""
+
+
+class MessagePartition(InputPartition):
+    """Part of a queue."""
+
+    def __init__(self, name: QueueName | None, first: int = 0, stop: int | None = None) -> None:
+        self.name, self.first, self.stop = name, first, stop
+
+
+@attrs.frozen
+class MessageOptions:
+    """Options of one DataFrame of messages."""
+
+    spec: SourceSpec
+    selection: Selection
+    fail_fast: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> MessageOptions:
+        """Parse the options as Spark passes them. Raises ConfigError, StoreError, PluginError."""
+        given = {key.lower(): value for key, value in options.items()}
+        paths = paths_of(given.pop("path", None), given.pop("paths", None))
+        if len(paths) > 1:
+            raise ConfigError("msgstore: a source reads one path; make a DataFrame of each, and a union of them")
+        parsed = parse_options(given, OPTIONS)
+        states = tuple(filter(None, map(str.strip, parsed.pop("state", "").split(","))))
+        everything = states == ("all",)
+        selection = select(
+            vhost=parsed.get("vhost"), queue=parsed.get("queue"), states=() if everything else states, everything=everything
+        )
+        is_raw = _is_true(parsed.get("raw", "false"))
+        spec = source_spec(worker_catalogue(), Path(paths[0]), parse_source(parsed["source"]), raw=is_raw)
+        return cls(spec, selection, parsed.get("fail_fast", False))
+
+
+def _is_true(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"msgstore: option 'raw': {text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+class MessageReader(DataSourceReader):
+    """Reader of one query. A task opens the source for itself, and reads a part of one queue."""
+
+    def __init__(self, options: MessageOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = list(names)
+        """Names of the columns as the query has them."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the parts of all selected queues."""
+        is_random = Capability.RANDOM_ACCESS in worker_catalogue().source(self._options.spec.source.name).capabilities
+        found: list[InputPartition] = []
+        with open_source(self._options.spec) as source:
+            for info in selected_queues(source, self._options.selection):
+                count = source.count(info.name) if is_random and info.read else 0  # type: ignore[attr-defined]
+                step = max(_TASK_MESSAGES, -(-count // _MAX_TASKS))
+                if info.read:
+                    found += (MessagePartition(info.name, first, first + step) for first in range(0, count, step))
+                    found += [] if is_random else [MessagePartition(info.name)]
+            if self._options.fail_fast:
+                _refuse(self._options.spec.path, next(iter(source.damage()), None))
+        return found or [MessagePartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the messages of a part."""
+        assert isinstance(partition, MessagePartition)
+        known = {name.lower(): name for name in MESSAGES.names}
+        columns = [known[name.lower()] for name in self._names]
+        for batch in join_small(self._batches(partition, columns)):
+            yield batch.rename_columns(self._names)
+        freeze_imports()
+
+    def _batches(self, partition: MessagePartition, columns: Sequence[str]) -> Iterator[Any]:
+        if partition.name is None:
+            return
+        selection = attrs.evolve(self._options.selection, first=partition.first)
+        with open_source(self._options.spec) as source:
+            for item in selected_messages(source, partition.name, selection, stop=partition.stop):
+                if isinstance(item, SourceDamage):
+                    if self._options.fail_fast:
+                        _refuse(self._options.spec.path, item)
+                    continue
+                yield record_batch(item, columns)
+
+
+def _refuse(path: str, damage: SourceDamage | None) -> None:
+    if damage is not None:
+        raise StoreError(
+            f"msgstore: {path}: {damage.file or 'the file'} at offset {damage.offset}: {damage.reason}; the mode is FAILFAST"
+        )

@@ -1,0 +1,101 @@
+"""``option("source", NAME)``: the messages of sources as core has them, and each once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+
+import msgstore
+from msgstore.config import Backend
+from msgstore.contract import ConfigError
+from msgstore.contract.messages import SourceDamage
+from msgstore.jobs.messages.columns import record_batch
+from msgstore.jobs.messages.selection import select, selected_messages, selected_queues
+from msgstore.jobs.messages.sources import open_source, source_spec
+from msgstore_spark import messages
+from msgstore_spark.messages import MessageOptions, MessageReader
+
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+SOURCES = {"kestrel": DATA / "kestrel", "rocketmq": DATA / "rocketmq", "store": DATA / "msg-store" / "v2_dirty" / "store"}
+
+
+def rows_of_core(name: str, path: Path, **selection):
+    found = []
+    chosen = select(**selection)
+    with open_source(source_spec(msgstore.load_catalogue(), path, Backend(name))) as source:
+        for info in selected_queues(source, chosen):
+            for item in selected_messages(source, info.name, chosen):
+                if not isinstance(item, SourceDamage):
+                    found += record_batch(item).to_pylist()
+    return found
+
+
+def key(row):
+    return (row["queue"] or "", row.get("partition") or 0, row["position"])
+
+
+def rows_of(df):
+    return sorted((row.asDict(recursive=True) for row in df.collect()), key=key)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_rows_are_those_of_core(spark, name):
+    df = spark.read.format("msgstore").option("source", name).option("state", "all").load(str(SOURCES[name]))
+    expected = sorted(rows_of_core(name, SOURCES[name], everything=True), key=key)
+    assert expected
+    assert rows_of(df) == expected
+
+
+def test_selection_is_that_of_the_command(spark):
+    df = spark.read.format("msgstore").options(source="kestrel", queue="roll*").load(str(SOURCES["kestrel"]))
+    rows = rows_of_core("kestrel", SOURCES["kestrel"], queue="roll*")
+    names = ("queue", "position", "body")
+    assert rows_of(df.select(*names)) == [{name: row[name] for name in names} for row in rows]
+    assert df.count() == len(rows) > 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_split_queue_has_each_message_once(monkeypatch, size):
+    """Without a session: the parts of a queue are read one after the other."""
+    monkeypatch.setattr(messages, "_TASK_MESSAGES", size)
+    monkeypatch.setattr(messages, "_MAX_TASKS", 1000)
+    options = MessageOptions.of({"path": str(SOURCES["rocketmq"]), "source": "rocketmq", "state": "all"})
+    reader = MessageReader(options, messages.MESSAGES.names)
+    parts = list(reader.partitions())
+    found = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+    assert len(parts) > 1
+    assert sorted(found, key=key) == sorted(rows_of_core("rocketmq", SOURCES["rocketmq"], everything=True), key=key)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"source": "kestrell"}, "Did you mean 'kestrel'"),
+        ({"source": "{nonsense"}, "write a name, or such as"),
+        ({"source": json.dumps({"use": "rocketmq", "gruop": "g"})}, "gruop"),
+        ({"source": "kestrel", "relation": "damage"}, "unknown option 'relation'"),
+        ({"source": "kestrel", "raw": "yes"}, "neither true nor false"),
+        ({"source": "kestrel", "state": "redy"}, "redy"),
+    ],
+)
+def test_wrong_options_are_named(options, expected):
+    with pytest.raises((ConfigError, msgstore.MsgStoreError)) as caught:
+        MessageOptions.of({"path": str(SOURCES["kestrel"]), **options})
+    assert expected in str(caught.value)
+
+
+def test_failfast_names_the_damage(spark):
+    load = spark.read.format("msgstore").option("source", "kestrel").option("queue", "broken")
+    assert load.load(str(SOURCES["kestrel"])).count()
+    with pytest.raises(PySparkException, match=r"broken.* at offset \d+: .*FAILFAST"):
+        load.option("mode", "FAILFAST").load(str(SOURCES["kestrel"])).count()
+
+
+def test_stream_of_messages_is_refused(spark):
+    with pytest.raises(PySparkException, match="there is no stream"):
+        spark.readStream.format("msgstore").option("source", "kestrel").load(str(SOURCES["kestrel"])).writeStream.format(
+            "memory"
+        ).queryName("q").start().processAllAvailable()
