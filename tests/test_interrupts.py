@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from crash.model import Aftermath, body_of, compare
 from msgstore.contract import StoreClosed
 from msgstore.engine import opening
 from msgstore.engine.open.startup import OpenDirectory
+from msgstore.engine.state.lifecycle import Callbacks
 from support import A, B, C, Cell, FullDisk, HookedFiles, open_with, play, until
 
 SIGNALS = 40
@@ -219,6 +220,23 @@ def test_interrupt_in_flush_ends_the_store(tmp_path: Path) -> None:
     assert confirmed == [A]
     with msgstore.open_store(tmp_path) as store:
         assert store.client().read(A) == A * 3
+
+
+def test_exception_of_a_handler_after_a_callback_leaves_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes before the mark is gone. Here it looks like one of the callback, so the store stays open."""
+
+    @contextlib.contextmanager
+    def running(callbacks: Callbacks) -> Iterator[None]:
+        callbacks.threads.add(threading.get_ident())
+        yield
+        raise ArithmeticError
+
+    monkeypatch.setattr(Callbacks, "running", running)
+    with msgstore.open_store(tmp_path / "s") as store, store.client("c", on_confirm=lambda ids: None) as client:
+        client.write(A, b"a")
+        store.flush()
+        client.write(B, b"b")
+        store.flush()
 
 
 def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:

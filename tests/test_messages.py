@@ -207,6 +207,12 @@ def test_misuse_is_a_clear_error(arguments, told, tmp_path, monkeypatch):
         ('{"system":"s","body":"eA==","position":true}', "its 'position' is True"),
         ('{"system":"s","body":"eA==","sha256":"00"}', "another sha256"),
         ("[" * 100_000, "not a message"),
+        ('{"system":"s","body":"eA==","sequence":1' + "0" * 30 + "}", "which is no number of 64 bits"),
+        ('{"system":"s","body":"eA==","partition":4294967296}', "which is no number of 32 bits"),
+        ('{"system":"s","body":"eA==","queue":"\\ud800"}', "surrogates not allowed"),
+        ('{"system":"s","body":"eA==","headers":{"a":NaN}}', "NaN is not JSON"),
+        ('{"system":"s","body":"eA==","routing_keys":[5]}', "its 'routing_keys' are not all text"),
+        ('{"system":"s","body":"eA==","origin":{"offset":"x"}}', "its 'origin' is not a file, an offset and a size"),
     ],
 )
 def test_damaged_line_is_reported_and_others_are_read(line, told, tmp_path):

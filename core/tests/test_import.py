@@ -37,15 +37,16 @@ def test_public_names_are_there_and_no_others():
         exec("from msgstore import open_shop")
 
 
-TEXTS = {
-    "METADATA": "Metadata-Version: 2.1\nName: late\nVersion: 1.0\n",
-    "entry_points.txt": "[msgstore]\nlate = late_plugin\n",
-}
+def texts(name: str) -> dict[str, str]:
+    return {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        "entry_points.txt": f"[msgstore]\n{name} = {name}_plugin\n",
+    }
 
 
 class Frozen(metadata.Distribution):
     def read_text(self, filename: str) -> str | None:
-        return TEXTS.get(filename)
+        return texts("late").get(filename)
 
     def locate_file(self, path: object) -> Path:
         return Path(str(path))
@@ -61,21 +62,24 @@ def test_entry_points_are_read_once_until_change(tmp_path, monkeypatch, by):
     def found() -> set[str]:
         return {provider.distribution for provider, _ in find_entry_points()}
 
+    def install(name: str) -> None:
+        for file, text in texts(name).items():
+            (tmp_path / f"{name}-1.0.dist-info" / file).write_text(text)
+
+    (tmp_path / "early-1.0.dist-info").mkdir()
+    install("early")
     os.utime(tmp_path, ns=(1, 1))  # last changed long ago
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # no directory that another process may change now
     find_entry_points().clear()  # the list is the caller's
     with monkeypatch.context() as patch:
         patch.setattr(metadata, "entry_points", lambda **_: pytest.fail("they are read again"))
-        assert "msgstore" in found()
-        assert "late" not in found()
+        assert found() == {"early"}
     if by == "finder":
         monkeypatch.setattr("sys.meta_path", [*sys.meta_path, Finder()])
     else:
-        info = tmp_path / "late-1.0.dist-info"
-        info.mkdir()
+        (tmp_path / "late-1.0.dist-info").mkdir()
         assert "late" not in found()  # and now its files come, which do not change the directory above
-        for name, text in TEXTS.items():
-            (info / name).write_text(text)
+        install("late")
     assert "late" in found()
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
+from msgstore_rocketmq_log.properties import whole_number
 from msgstore_rocketmq_log.records import Buffer
 
 _BARE_KEY = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
@@ -57,13 +58,18 @@ def read_config(names: frozenset[str], read: Callable[[str], Buffer]) -> BrokerC
     for key, queues in offsets.items():
         topic, at, group = key.partition("@")
         if at and isinstance(queues, dict):
-            for queue, offset in queues.items():
-                if str(queue).lstrip("-").isdigit() and isinstance(offset, int):
-                    consumed.setdefault(group, {})[topic, int(queue)] = offset
-    delivered = None
-    if delays is not None:
-        delivered = {int(level): offset for level, offset in delays.items() if str(level).isdigit() and isinstance(offset, int)}
+            for queue, offset in _whole_numbers(queues):
+                consumed.setdefault(group, {})[topic, queue] = offset
+    delivered = None if delays is None else dict(_whole_numbers(delays))
     return BrokerConfig(None if topics is None else frozenset(topics), consumed, delivered, tuple(problems))
+
+
+def _whole_numbers(table: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield the keys that are numbers, and their values that are."""
+    for key, value in table.items():
+        number = whole_number(key, -1, bits=32)
+        if number >= 0 and type(value) is int and 0 <= value < 2**63:
+            yield number, value
 
 
 def _object(value: object, key: str) -> dict[str, Any]:

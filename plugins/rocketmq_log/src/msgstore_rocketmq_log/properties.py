@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 NAME_END, VALUE_END = "\x01", "\x02"
@@ -10,6 +11,7 @@ CRC_BYTES = 20
 """Bytes of the property that has the checksum of a record, at its end."""
 
 TAGS, KEYS, UNIQ_KEY, DELAY = "TAGS", "KEYS", "UNIQ_KEY", "DELAY"
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 REAL_TOPIC, REAL_QUEUE_ID = "REAL_TOPIC", "REAL_QID"
 SYSTEM = frozenset({
     "ARRIVE_TIME", "BORN_HOST", "BORN_TIMESTAMP", "BUYER_ID", "CHECK_IMMUNITY_TIME_IN_SECONDS", "CLUSTER",
@@ -38,6 +40,13 @@ def parse(text: str) -> dict[str, str]:
             if name and separator and value:
                 found[name] = value
     return found
+
+
+def whole_number(text: str | None, default: int = 0, *, bits: int = 64) -> int:
+    """Return a number in the digits of a property; ``default`` for anything else, and for more than ``bits``."""
+    if text is None or _WHOLE.fullmatch(text) is None or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
+        return default
+    return int(text)
 
 
 def split(text: str) -> tuple[dict[str, str], dict[str, str]]:

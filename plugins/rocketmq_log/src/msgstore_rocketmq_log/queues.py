@@ -170,7 +170,7 @@ def _enter(found: Queues, record: LogRecord, config: BrokerConfig, table: TopicT
     topic, transaction = record.topic, record.sys_flag & v1.TRANSACTION
     if topic == OP_TOPIC:
         found.first_op = record.queue_offset if found.first_op is None else found.first_op
-        found.done.update(int(number) for number in record.body.split(b",") if number.isdigit())
+        found.done.update(int(number) for number in record.body.split(b",") if number.isdigit() and len(number) < 20)
     elif topic == HALF_TOPIC:
         its = record.properties()
         key = _real(its, record)
@@ -182,7 +182,7 @@ def _enter(found: Queues, record: LogRecord, config: BrokerConfig, table: TopicT
         due = (
             v1.tags_code(topic, its, record.store_timestamp)
             if topic == v1.SCHEDULE_TOPIC
-            else _integer(its.get("TIMER_OUT_MS"))
+            else p.whole_number(its.get("TIMER_OUT_MS"))
         )
         state = _ORPHAN if behind else _CONSUMED if record.queue_offset < delivered else _DELAYED
         if topic == WHEEL_TOPIC:
@@ -207,14 +207,7 @@ def _enter(found: Queues, record: LogRecord, config: BrokerConfig, table: TopicT
 
 def _real(its: Mapping[str, str], record: LogRecord) -> Key:
     """Return the queue in which a message of one of the broker's own topics belongs."""
-    return its.get(p.REAL_TOPIC, record.topic), _integer(its.get(p.REAL_QUEUE_ID, str(record.queue_id)))
-
-
-def _integer(text: str | None) -> int:
-    try:
-        return int(text or 0)
-    except ValueError:
-        return 0
+    return its.get(p.REAL_TOPIC, record.topic), p.whole_number(its.get(p.REAL_QUEUE_ID), record.queue_id, bits=32)
 
 
 def _end_transactions(found: Queues) -> None:

@@ -13,6 +13,7 @@ from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, que
 from msgstore_rocketmq_log.incarnations import read_table
 from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files, read_record
 from msgstore_rocketmq_log.plugin import RocketmqSourceOptions
+from msgstore_rocketmq_log.properties import whole_number
 from msgstore_rocketmq_log.queues import TopicQueue, build_queues
 from msgstore_rocketmq_log.rows import QueueReader
 
@@ -134,7 +135,7 @@ class RocketmqSource:
             for number, offset, size in queue_entries(data, batch=is_batch):
                 if offset >= self._log.begin and not self._has_record(offset, size):
                     width = 46 if is_batch else 20
-                    queue = QueueName(SYSTEM, queue=parts[1], partition=int(parts[2]) if parts[2].isdigit() else None)
+                    queue = QueueName(SYSTEM, queue=parts[1], partition=whole_number(parts[2], bits=32))
                     yield SourceDamage(
                         file=name, offset=number * width, size=width, messages=1, name=queue,
                         reason=f"the record of this message, at {offset} in the log, is not there or damaged",

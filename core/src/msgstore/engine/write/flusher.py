@@ -223,6 +223,8 @@ class Flusher:
 
     def deliver_confirms(self, to_confirm: Sequence[tuple[Client, int]]) -> None:
         """Call ``on_confirm`` of each client. Caller holds the flush lock, so one callback runs at a time, in order."""
+        callbacks = self._lifecycle.callbacks
+        was_inside = callbacks.is_inside
         for client, number in to_confirm:
             if client.on_confirm is None or client.unconfirmed is None:
                 continue
@@ -230,7 +232,7 @@ class Flusher:
             del client.unconfirmed[: len(ids)]
             self._delivering_thread = get_ident()
             try:
-                with self._lifecycle.callbacks.running():
+                with callbacks.running():
                     client.on_confirm(ids)
             except BaseException as error:
                 self.callback_failures += 1
@@ -239,6 +241,8 @@ class Flusher:
                 log.exception("%s: on_confirm of client %r failed for %d ids", self._config.path, client.name, len(ids))
             finally:
                 self._delivering_thread = None
+                if not was_inside:  # what a signal handler raises may come before ``running`` has done it
+                    callbacks.threads.discard(get_ident())
 
     @property
     def has_work(self) -> bool:

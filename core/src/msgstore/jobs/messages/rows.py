@@ -117,6 +117,13 @@ _NEEDED = ("system", "body")
 _HEX = re.compile(r"[0-9a-fA-F]{32}")
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
 def checked_row(row: Any) -> dict[str, Any]:
     """Check one object, and return it with its bodies decoded. Raises ValueError."""
     if not isinstance(row, dict):
@@ -129,6 +136,10 @@ def checked_row(row: Any) -> dict[str, Any]:
             raise ValueError(f"{member!r} is no member of a message")
         if not isinstance(value, _KINDS[member]) or (isinstance(value, bool) and bool not in _KINDS[member]):
             raise ValueError(f"its {member!r} is {value!r:.40}")
+        bits = 32 if member == "partition" else 64
+        if type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise ValueError(f"its {member!r} is {value!r:.40}, which is no number of {bits} bits")
+    _check_nested(row)
     if (state := row.get("state")) is not None and state not in STATES:
         raise ValueError(f"there is no state {state!r}")
     if (certainty := row.get("certainty")) is not None and certainty not in CERTAINTIES:
@@ -143,6 +154,17 @@ def checked_row(row: Any) -> dict[str, Any]:
     if (given := row.get("sha256")) is not None and given != hashlib.sha256(found["body"]).hexdigest():
         raise ValueError("its body has another sha256: the body or the sum was changed")
     return found
+
+
+def _check_nested(row: dict[str, Any]) -> None:
+    """Check the members within members. Raises ValueError."""
+    if not all(isinstance(key, str) for key in row.get("routing_keys") or ()):
+        raise ValueError("its 'routing_keys' are not all text")
+    origin = row.get("origin") or {}
+    offset, size = origin.get("offset", 0), origin.get("size", 0)
+    numbers = all(type(number) is int and 0 <= number < 2**63 for number in (offset, size))
+    if not numbers or not isinstance(origin.get("file", ""), str):
+        raise ValueError("its 'origin' is not a file, an offset and a size")
 
 
 def queue_of(row: dict[str, Any]) -> QueueName:
@@ -198,7 +220,10 @@ def message_id(batch: MessageBatch, row: int) -> bytes:
 def parse_line(line: bytes, where: Callable[[], str]) -> dict[str, Any]:
     """Return one line of JSON as a checked object. Raises StoreError, with ``where()``."""
     try:
-        return checked_row(json.loads(line))
+        found = _decode(line.decode("utf-8-sig"))
+        if b"\\u" in line:  # an escape may be half of a pair, which no encoding of Unicode has
+            json.dumps(found, ensure_ascii=False).encode()
+        return checked_row(found)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{where()}: is not a message: {error}") from None
 
