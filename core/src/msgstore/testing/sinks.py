@@ -49,7 +49,7 @@ class SinkTests(KitTests):
         whole = self._sink(subject, place, None)
         for part in parts:
             whole.write(accepted(whole, part))
-        whole.flush()
+            whole.flush()
         whole.finish()
         whole.close()
         (tmp_path / "two").mkdir()

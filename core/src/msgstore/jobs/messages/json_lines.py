@@ -52,7 +52,7 @@ class _Queue:
 def sample(directory: Path) -> Path:
     """Make a file with messages of two queues."""
     path = directory / "messages.jsonl"
-    rows = ({"system": "sample", "queue": f"q{number % 2}", "body": "eA=="} for number in range(30))
+    rows = ({"system": "sample", "queue": f"q{number % 2}", "body": "eA==", "raw": "AXg="} for number in range(30))
     path.write_text("".join(f"{encode(row)}\n" for row in rows), encoding="utf-8")
     return path
 

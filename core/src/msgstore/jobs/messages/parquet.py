@@ -46,8 +46,9 @@ def sample(directory: Path) -> Path:
     import pyarrow.parquet as pq
 
     queues = [f"q{number // 15}" for number in range(30)]
-    table = pa.table({"system": ["sample"] * 30, "queue": queues, "body": [b"%d" % number for number in range(30)]})
-    pq.write_table(table, directory / "messages.parquet")
+    bodies = [b"%d" % number for number in range(30)]
+    columns = {"system": ["sample"] * 30, "queue": queues, "body": bodies, "raw": [b"\1" + body for body in bodies]}
+    pq.write_table(pa.table(columns), directory / "messages.parquet")
     return directory
 
 
