@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable
 from random import Random
 
+from fuzzing import messages
 from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, Form, frame, real, written
 from msgstore.engine.segment.hints import write_hint
 from msgstore_ets_index import snapshot
@@ -215,5 +216,6 @@ EXTREMES: dict[str, dict[str, Family]] = {
         "bomb of zeros": _bomb(b"m" + (2**20).to_bytes(4) + bytes(2**20)),
         "bomb of atoms": _bomb(b"w\0"),
     },
+    **messages.EXTREMES,
 }  # fmt: skip
 """Target to what is tried with it."""

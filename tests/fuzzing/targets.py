@@ -14,14 +14,15 @@ from typing import Any
 
 import attrs
 
-from fuzzing import corpus
+from fuzzing import corpus, messages
 from fuzzing.mutations import Member
 from msgstore.cli.commands.verify import ScrubState, parse_state
-from msgstore.contract import RESCUED_KEY, Columns, NoOptions, RecordError, SegmentFormat, SegmentScan
+from msgstore.contract import RESCUED_KEY, Columns, NoOptions, RecordError, SegmentFormat, SegmentScan, StoreError
 from msgstore.directory import Settings, _settings, parse_settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hints as hint_files
 from msgstore.engine.state import checkpoint
+from msgstore.jobs.messages.rows import parse_line
 from msgstore.jobs.reading.chains import SegmentSpan, read_spans
 from msgstore.locations import pack_locations, unpack_location
 from msgstore.testing.segments import check_scan
@@ -31,6 +32,10 @@ from msgstore_erlang_body.message import read_message
 from msgstore_erlang_body.term import is_term
 from msgstore_ets_index import snapshot
 from msgstore_lmdb_index.index import _items
+from msgstore_rocketmq_log import check as check_record
+from msgstore_rocketmq_log.files import read_index
+from msgstore_rocketmq_log.frame import read_frame
+from msgstore_rocketmq_log.inner_batch import BodyError, split
 
 Judge = Callable[[Any, bytes, Member], None]
 """Called with the result of a parser, a mutated input, and what that was made of."""
@@ -251,5 +256,14 @@ TARGETS = {
         FuzzTarget("clean-dot", 8, corpus.cleans, parse_client_refs, stopped),
         FuzzTarget("lock-file", 2, corpus.pids, parse_lock, held),
         FuzzTarget("erlang-term", 20, corpus.terms, is_term, walked),
+        FuzzTarget("kestrel-journal", 12, messages.journals, messages.replay, messages.replayed),
+        FuzzTarget("rocketmq-log", 12, messages.logs, messages.read_log, messages.read),
+        FuzzTarget("rocketmq-record", 8, messages.log_records, check_record, messages.recovered),
+        FuzzTarget("rocketmq-v2", 8, messages.frames, read_frame, messages.unframed, (), messages.with_frame_crc),
+        FuzzTarget("rocketmq-index", 4, messages.indexes, read_index, messages.looked_up, (ValueError,)),
+        FuzzTarget("rocketmq-queue", 4, messages.consume_queues, messages.read_small, messages.entered, (ValueError,)),
+        FuzzTarget("rocketmq-batch", 4, messages.batches, split, messages.unpacked, (BodyError,)),
+        FuzzTarget("rocketmq-config", 4, messages.tables, messages.configured, messages.known),
+        FuzzTarget("json-line", 8, messages.lines, partial(parse_line, where=str), messages.encoded, (StoreError,)),
     )
 }

@@ -18,7 +18,7 @@ from msgstore_rocketmq_log.records import Buffer
 
 _BARE_KEY = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-MAX_CONFIG = 256 * 2**20
+MAX_CONFIG = 64 * 2**20
 """Bytes of a file."""
 
 

@@ -26,6 +26,8 @@ INDEX_SLOTS, INDEX_ENTRIES = 5_000_000, 20_000_000
 CHECKPOINT_BYTES = 4096
 _CHECKPOINT = struct.Struct(">5q")
 _MARGIN_MS = 3000
+_TRIES = 20
+"""Comparisons for each byte of an index file, at most, to find its number of slots."""
 
 
 def file_name(offset: int) -> str:
@@ -114,13 +116,20 @@ def read_index(data: Buffer, slots: int | None = None) -> IndexFile:
 def _fitting_slots(data: Buffer, room: int, used: int, count: int) -> int:
     """Return the number of slots with which every slot and every entry is what it must be. The file does not say it."""
     step = _INDEX_ENTRY.size // _SLOT.size
-    first = room // _SLOT.size % step
-    for slots in range(first or step, (room - count * _INDEX_ENTRY.size) // _SLOT.size + 1, step):
-        heads = [_SLOT.unpack_from(data, _INDEX_HEAD.size + at * _SLOT.size)[0] for at in range(slots)]
-        if sum(head != 0 for head in heads) == used and all(0 <= head < max(count, 1) for head in heads):
+    first = room // _SLOT.size % step or step
+    last = (room - count * _INDEX_ENTRY.size) // _SLOT.size
+    heads = memoryview(data)[_INDEX_HEAD.size : _INDEX_HEAD.size + last * _SLOT.size]
+    filled: list[tuple[int, int]] = []
+    left = _TRIES * len(data)
+    for at, (head,) in enumerate(_SLOT.iter_unpack(heads)):
+        if not 0 <= head < max(count, 1) or len(filled) > used or left < 0:
+            break
+        filled += [(at, head)] if head else []
+        slots = at + 1
+        if len(filled) == used and slots >= first and (slots - first) % step == 0:
             base = _INDEX_HEAD.size + slots * _SLOT.size
-            entries = [_INDEX_ENTRY.unpack_from(data, base + number * _INDEX_ENTRY.size) for number in range(count)]
-            if all(head == 0 or entries[head][0] % slots == at for at, head in enumerate(heads)):
+            left -= used + 1
+            if all(_SLOT.unpack_from(data, base + its * _INDEX_ENTRY.size)[0] % slots == place for place, its in filled):
                 return slots
     raise ValueError(f"no number of hash slots fits to this index file of {len(data)} bytes; give it")
 

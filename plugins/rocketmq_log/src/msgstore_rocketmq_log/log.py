@@ -141,10 +141,11 @@ class CommitLog:
                     magic == magic_v1
                     and place == begin + at
                     and not sys_flag & _ADDRESSES
-                    and 0 <= body_size < total <= end - at
+                    and 0 <= body_size <= total - v1.SMALLEST
+                    and total <= end - at
                 ):
                     topic = body_end + 1 + data[body_end]
-                    after = topic + 2 + (data[topic] << 8 | data[topic + 1])
+                    after = topic + 2 + (data[topic] << 8 | data[topic + 1]) if topic + 1 < end else 0
                     if (
                         after == at + total
                         and (not body_size or crc32(data[at + PLAIN_BODY : body_end]) & 0x7FFFFFFF == crc)
