@@ -141,7 +141,7 @@ ROOT = Path(__file__).parents[2]
 OURS = sorted({*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")})
 OTHERS = [
     "attrs", "pluggy", "cattrs", "typing-extensions", "click", "rich", "lmdb", "crc32c", "numpy", "pandas", "python-dateutil",
-    "pyarrow", "zstandard", "prometheus-client",
+    "pyarrow", "zstandard", "prometheus-client", "flatbuffers",
 ]  # fmt: skip
 """Distributions of others that an executor's Python has."""
 CLUSTER = "local-cluster[2,1,1024]"
