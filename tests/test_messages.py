@@ -441,3 +441,24 @@ def test_directory_above_stores_is_not_an_empty_store():
     path = DATA / "msg-store" / "v2_clean"
     assert "directories beneath it that have some: store" in command("queues", path, "--source", "store", code=2).output
     assert "directories in it that are recognised: store" in command("queues", path, code=2).output
+
+
+def test_equal_messages_of_a_file_without_places_are_all_stored(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    pq.write_table(pa.table({"system": ["s"] * 3, "queue": ["q"] * 3, "body": [b"x"] * 3}), tmp_path / "m.parquet")
+    run(tmp_path / "m.parquet", tmp_path / "out", sink="store")
+    assert len(messages(tmp_path / "out")) == 3
+
+
+def test_unknown_state_in_parquet_is_an_error(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    pq.write_table(pa.table({"system": ["s"], "body": [b"x"], "state": ["READY"]}), tmp_path / "m.parquet")
+    assert "there is no state 'READY'" in command("messages", tmp_path / "m.parquet", code=2).output
+
+
+def test_queues_that_share_a_directory_do_not_overwrite(tmp_path):
+    (tmp_path / "m.jsonl").write_text("".join(f'{{"system":"{name}","queue":"q","body":"eA=="}}\n' for name in "ab"))
+    report = run(tmp_path / "m.jsonl", tmp_path / "out", sink="files")
+    assert (report.total("written"), report.total("refused")) == (1, 1)

@@ -8,6 +8,7 @@ items; what is written here is read by it all the same.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -23,6 +24,8 @@ from msgstore_kestrel_journal.files import check_name, queue_files
 from msgstore_kestrel_journal.packing import Checkpoint, JournalFiles, ReadBehind
 from msgstore_kestrel_journal.records import Buffer
 from msgstore_kestrel_journal.replay import BrokenEnd, Replay, replay_journals
+
+log = logging.getLogger("msgstore.kestrel")
 
 MAX_DATA = 2**31 - 1 - r.TIMES
 """Bytes of an item."""
@@ -160,7 +163,10 @@ class Journal:
             self._write(bytes((r.REMOVE,)))
             item = self._pop()
             self._refill()
-            self._replace_files()
+            try:
+                self._replace_files()
+            except StoreIOError as error:  # the journal is closed now, but the item is removed: the caller must get it
+                log.warning("%s", error)
             return item.data
 
     def remove_tentative(self) -> tuple[int, bytes] | None:

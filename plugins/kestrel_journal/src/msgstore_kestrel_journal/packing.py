@@ -188,6 +188,7 @@ class JournalFiles:
             self._disk.sync(fd)
         finally:
             self._disk.close(fd)
+        self.sync()  # an item that was removed since is packed without data: what removes it must be there first
         self._disk.rename(temporary, packed)
         self._disk.sync_directory(self._directory)
         for number in [number for number in self._rotated if number <= checkpoint.number]:

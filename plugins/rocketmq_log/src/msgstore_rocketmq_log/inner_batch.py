@@ -5,6 +5,7 @@ An inner message is: size 4, magic 4, CRC 4, flag 4, body length 4 and body, len
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import struct
 import zlib
@@ -15,6 +16,8 @@ from msgstore_rocketmq_log.log import LogRecord
 
 _HEAD = struct.Struct(">iIiii")
 _I16 = struct.Struct(">h")
+MAX_COUNTED = 16 * 2**20
+"""Bytes of an inflated batch that is counted. A broker takes 4 MiB, unless it is told to take more."""
 
 
 class InnerMessage(NamedTuple):
@@ -65,11 +68,16 @@ def _module(name: str) -> Any:
 
 
 def count_inner(record: LogRecord) -> int:
-    """Return the number of messages in a record: 1, unless it is a batch. At most 65,535."""
+    """Return the number of messages in a record: 1, unless it is a batch.
+
+    A batch is counted. If it cannot be, its claim counts, but at most one for each byte, so that each is reported as damage.
+    """
     if not record.sys_flag & v1.INNER_BATCH:
         return 1
+    with contextlib.suppress(BodyError):
+        return max(1, len(split(inflate(record, MAX_COUNTED))))
     text = record.properties().get("INNER_NUM", "1")
-    return max(1, min(int(text), 2**16 - 1)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+    return max(1, min(int(text), len(record.body))) if text.isascii() and text.isdigit() and len(text) < 6 else 1
 
 
 def split(body: bytes) -> list[InnerMessage]:

@@ -90,18 +90,19 @@ class QueueReader:
         damage: list[SourceDamage] = []
         columns: list[tuple[Any, ...]] = []
         for row, (offset, at) in enumerate(zip(offsets, places, strict=True)):
-            record = self.log.record(offset)
+            record, inner = self.log.record(offset), self.queue.inners[first + row]
             try:
-                body, stored = self._body(record, self.queue.inners[first + row])
+                body, stored = self._body(record, inner)
             except BodyError as error:
                 damage.append(
                     SourceDamage(file=file, offset=at, size=record.size, reason=str(error), name=self.name, messages=1)
                 )
                 continue
             system, user = p.by_owner(record.properties()) if stored is None else p.split(stored.decode("utf-8", "replace"))
+            its_id = record.message_id + (f"-{inner}" if record.sys_flag & v1.INNER_BATCH else "")
             rows.append(row)
             columns.append((
-                body, record.message_id, system, user, stored, record.store_timestamp, record.verified, record.size,
+                body, its_id, system, user, stored, record.store_timestamp, record.verified, record.size,
             ))  # fmt: skip
         if not rows:
             return None, damage

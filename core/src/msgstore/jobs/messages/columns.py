@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from msgstore.contract import MessageBatch, StoreError
-from msgstore.contract.messages import CERTAIN
+from msgstore.contract.messages import CERTAIN, STATES
 from msgstore.jobs.messages.rows import encode, printable_name
 
 ORIGIN = pa.struct([pa.field("file", pa.string()), pa.field("offset", pa.int64()), pa.field("size", pa.int64())])
@@ -85,6 +85,8 @@ def rows_of_batch(batch: pa.RecordBatch, where: str, first: int) -> list[dict[st
                     row[member] = json.loads(row[member])
             if row.get("sha256") not in (None, hashlib.sha256(row["body"]).hexdigest()):
                 raise ValueError("its body has another sha256")
+            if (state := row.get("state")) is not None and state not in STATES:
+                raise ValueError(f"there is no state {state!r}")
         except ValueError as error:
             raise StoreError(f"{where}, row {first + at}: is not a message: {error}") from None
     return rows

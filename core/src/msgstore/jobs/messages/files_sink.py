@@ -39,11 +39,15 @@ class FilesSink:
         self._top = Path(context.destination)
         self._top.mkdir(exist_ok=True)
         self._unsynced: set[Path] = set()
+        self._last: dict[str, int] = {}
+        """Directory to the position of the last message in it."""
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         where = directory_of(batch.name)
         if all(len(part) <= _MAX_NAME for part in where.split("/")):
-            return ()
+            last = self._last.get(where, -1)
+            told = f"the directory {where} has a message of this number, of another queue: rename one of the queues"
+            return [(row, told) for row, position in enumerate(batch.positions) if position <= last]
         return [(row, f"the name of the queue is too long for a directory: {where[:60]}...") for row in range(len(batch))]
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
@@ -54,6 +58,8 @@ class FilesSink:
                 path = directory / f"{batch.positions[row]:08}{ending}"
                 path.write_bytes(content)
                 self._unsynced.add(path)
+        if len(batch):
+            self._last[directory_of(batch.name)] = batch.positions[-1]
         return ()
 
     def flush(self) -> Mapping[str, Any]:
