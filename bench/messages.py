@@ -53,7 +53,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether the required ratio is met."""
+        """``met`` or ``MISSED``, with the requirement; empty if there is none."""
         if self.required is None or self.ratio is None:
             return ""
         return f"at least {self.required}: {'met' if self.ratio >= self.required else 'MISSED'}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from msgstore.contract import Capability, ConfigError, QueueName, SourceDamage, StoreError
+from msgstore.contract import Capability, ConfigError, QueueName, RandomAccessSource, SourceDamage, StoreError
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.selection import Selection, select, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import SourceSpec, open_source, parse_source, source_spec
@@ -85,7 +85,7 @@ class MessageReader(DataSourceReader):
         found: list[InputPartition] = []
         with open_source(self._options.spec) as source:
             for info in selected_queues(source, self._options.selection):
-                count = source.count(info.name) if is_random and info.read else 0  # type: ignore[attr-defined]
+                count = cast("RandomAccessSource", source).count(info.name) if is_random and info.read else 0
                 step = max(_TASK_MESSAGES, -(-count // _MAX_TASKS))
                 if info.read:
                     found += (MessagePartition(info.name, first, first + step) for first in range(0, count, step))

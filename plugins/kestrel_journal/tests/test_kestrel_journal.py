@@ -347,6 +347,53 @@ def test_full_disk_changes_nothing(tmp_path):
     assert drained(tmp_path) == [b"a", b"c"]
 
 
+def test_item_whose_removal_fills_the_disk_is_given_out(tmp_path):
+    """The removal is in the journal; then the files that replace it find no room."""
+
+    class Full(Disk):
+        def open_append(self, path: Path) -> int:
+            if "~~" in path.name:
+                raise OSError(28, "No space left on device")
+            return super().open_append(path)
+
+    options = JournalOptions(default_journal_size=10, min_journal_compact_delay=0, sync_journal=None)
+    journal = open_journal(tmp_path, Full(), options)
+    journal.add(b"precious")
+    assert journal.remove() == b"precious"
+    with pytest.raises(StoreClosed):
+        journal.peek()
+    assert drained(tmp_path) == []
+
+
+def test_live_file_is_synced_before_a_packed_file_counts(tmp_path):
+    """A packed file has no data of items that were removed since its checkpoint. A power loss must not lose the removals."""
+    steps = []
+
+    class Watching(Disk):
+        def append(self, fd: int, data: bytes) -> None:
+            steps.append(("append", fd))
+            super().append(fd, data)
+
+        def sync(self, fd: int) -> None:
+            steps.append(("sync", fd))
+            super().sync(fd)
+
+        def rename(self, source: Path, target: Path) -> None:
+            if target.suffix == ".pack":
+                steps.append(("pack", journal._files._fd))
+            super().rename(source, target)
+
+    journal = open_journal(tmp_path, Watching())
+    for number in range(60):
+        journal.add(b"item %d" % number * 4)
+        if number % 3:
+            journal.remove()
+    packs = [at for at, (step, _) in enumerate(steps) if step == "pack"]
+    assert packs
+    for at in packs:
+        assert steps[at - 1] == ("sync", steps[at][1])
+
+
 def test_failed_sync_closes(tmp_path):
     class Failing(Disk):
         def sync(self, fd: int) -> None:

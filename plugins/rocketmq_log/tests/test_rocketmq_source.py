@@ -320,6 +320,19 @@ def test_inner_batch_is_split(tmp_path):
     assert not damage
 
 
+@pytest.mark.parametrize("claim", [None, "1", "2", "65535"])
+def test_messages_of_a_batch_are_counted(claim, tmp_path):
+    """Whatever the record says: three are there."""
+    log = Writer(tmp_path)
+    one = struct.pack(">iIiii", 25, 0, 0, 0, 3) + b"one" + struct.pack(">h", 0)
+    log.add("T", one * 3, sys_flag=v1.INNER_BATCH, properties={"INNER_NUM": claim} if claim else {})
+    log.add("T", b"", sys_flag=v1.INNER_BATCH, properties={"INNER_NUM": "65535"})
+    log.save()
+    found, damage = read(tmp_path)
+    assert [row[5] for row in found] == [b"one"] * 3
+    assert len(damage) == 1
+
+
 def test_other_layouts_are_named(tmp_path):
     Writer(tmp_path).save()
     (tmp_path / "commitlog").mkdir(exist_ok=True)

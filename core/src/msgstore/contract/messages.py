@@ -122,7 +122,7 @@ class Candidate:
 
     likelihood: str = attrs.field(validator=in_(("certain", "likely", "perhaps")))
     evidence: str
-    """What was found, for people: names of files, magic numbers."""
+    """Names of files, magic numbers and the like, as text for people."""
 
 
 def json_value(value: object) -> Any:

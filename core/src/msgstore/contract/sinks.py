@@ -43,7 +43,7 @@ class SinkDescriptor(Descriptor):
 
 @attrs.frozen(kw_only=True)
 class SinkContext:
-    """What a sink gets."""
+    """Argument of the factory of a sink."""
 
     destination: str
     """Path of a file or directory for the sink to create, in a directory that exists; or the URL."""

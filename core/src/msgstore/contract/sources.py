@@ -56,7 +56,7 @@ class SourceDescriptor(Descriptor):
 
 @attrs.frozen(kw_only=True)
 class SourceContext:
-    """What a source gets."""
+    """Argument of the factory of a source."""
 
     path: Path
     """Directory or file. Nothing in it is changed."""

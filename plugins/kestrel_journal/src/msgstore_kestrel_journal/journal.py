@@ -71,7 +71,7 @@ class QueueItem:
     add_ms: int
     expiry_ms: int
     number: int
-    """Of the item in this journal object; for checkpoints."""
+    """Number that this journal object gave the item. Checkpoints refer to it."""
 
 
 class Journal:

@@ -23,7 +23,7 @@ _LONGEST_HEAD = 25
 
 
 class StoredItem(Protocol):
-    """What a packed file holds of an item."""
+    """An item, as a packed file needs it."""
 
     data: bytes
     add_ms: int

@@ -45,10 +45,10 @@ read_i32 = _I32.unpack_from
 
 
 class Item(NamedTuple):
-    """What a record adds to a queue."""
+    """An item, as the record that adds it has it."""
 
     xid: int
-    """Of ADD_XID and CONTINUE; 0 for others."""
+    """Number of the transaction that ADD_XID and CONTINUE name; 0 for other records."""
     add_ms: int | None
     """None: the record is an ADD, which has no time."""
     expiry_ms: int

@@ -24,7 +24,7 @@ MAX_CONFIG = 64 * 2**20
 
 @attrs.frozen
 class BrokerConfig:
-    """What is known. None: the file is not there, or cannot be read."""
+    """Content of the files. None: the file is not there, or cannot be read."""
 
     topics: frozenset[str] | None = None
     consumed: Mapping[str, Mapping[tuple[str, int], int]] = attrs.field(factory=dict)

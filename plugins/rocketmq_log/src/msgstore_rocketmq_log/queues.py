@@ -26,7 +26,7 @@ WHEEL_TOPIC = "rmq_sys_wheel_timer"
 _STATES = ("ready", "committed", "orphan", "delayed", "half", "rolled_back", "consumed")
 _READY, _COMMITTED, _ORPHAN, _DELAYED, _HALF, _ROLLED_BACK, _CONSUMED = range(len(_STATES))
 _NO_SEQUENCE = -1
-_OWN_TOPICS = frozenset({HALF_TOPIC, OP_TOPIC, WHEEL_TOPIC, v1.SCHEDULE_TOPIC})
+OWN_TOPICS = frozenset({HALF_TOPIC, OP_TOPIC, WHEEL_TOPIC, v1.SCHEDULE_TOPIC})
 _SPECIAL = v1.TRANSACTION | v1.INNER_BATCH
 """Flags of records that are not simply a message of their queue."""
 Key = tuple[str, int]
@@ -147,7 +147,7 @@ def build_queues(
             continue
         record = log.record(offset)
         _enter(found, record, config, table, behind=behind)
-        if table is None and record.topic not in _OWN_TOPICS:
+        if table is None and record.topic not in OWN_TOPICS:
             its = found.queue((record.topic, queue_id))
             plain[topic, queue_id] = its.offsets.append, its.sequences.append
     _end_transactions(found)

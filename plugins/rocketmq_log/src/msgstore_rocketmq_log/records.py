@@ -40,7 +40,7 @@ Buffer = bytes | memoryview | mmap.mmap
 _HEADS = tuple(struct.Struct(f">iIIiiqqiq{born}siq{store}siiqi") for store in (4, 16) for born in (4, 16))
 """Everything up to the length of the body, by the two bits of the sys flag for addresses."""
 PLAIN_HEAD = _HEADS[0]
-"""That of a record with two addresses of 4 bytes."""
+"""Layout of the first fields of a record with two addresses of 4 bytes."""
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 _MAGIC = struct.Struct(">I")

@@ -47,7 +47,7 @@ _RESERVED = p.SYSTEM | {INCARNATION, ESCAPED, BORN_HOST, STORE_HOST, WHOLE}
 
 @attrs.frozen
 class ReflowOptions:
-    """What is done about user properties that have no v1 form. By default, the message is refused."""
+    """Treatment of user properties that have no v1 form. By default, the message is refused."""
 
     prefix: bool = False
     """A user property with the name of a system property gets the prefix ``USER.``."""

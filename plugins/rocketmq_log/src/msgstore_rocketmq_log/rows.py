@@ -99,10 +99,9 @@ class QueueReader:
                 )
                 continue
             system, user = p.by_owner(record.properties()) if stored is None else p.split(stored.decode("utf-8", "replace"))
-            its_id = record.message_id + (f"-{inner}" if record.sys_flag & v1.INNER_BATCH else "")
             rows.append(row)
             columns.append((
-                body, its_id, system, user, stored, record.store_timestamp, record.verified, record.size,
+                body, record.message_id, system, user, stored, record.store_timestamp, record.verified, record.size,
             ))  # fmt: skip
         if not rows:
             return None, damage

@@ -18,8 +18,10 @@ from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import encode
 from msgstore_rocketmq_log.files import INDEX_ENTRIES, encode_checkpoint, file_name, index_parts
-from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files
+from msgstore_rocketmq_log.inner_batch import BodyError, inflate
+from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files, read_record
 from msgstore_rocketmq_log.plugin import RocketmqSinkOptions
+from msgstore_rocketmq_log.queues import OWN_TOPICS
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _MAX_BODY = 4 * 2**20
@@ -136,12 +138,19 @@ class RocketmqSink:
     def _placed(self, batch: MessageBatch, row: int) -> tuple[bytes, str]:
         """Return the record for its place, and the name of its queue."""
         raw = _raw(batch, row)
-        topic, queue_id = self._topic(batch.name), batch.name.partition or 0
-        if raw is not None:
-            fields = v1.read_fields(raw)
-            topic, queue_id = v1.text_of(raw, fields.topic, fields.topic_end), fields.queue_id
-        key = f"{topic}/{queue_id}"
+        topic = self._topic(batch.name) if raw is None else self._topic_of_record(batch.name, raw)
+        key = f"{topic}/{(batch.name.partition or 0) if raw is None else v1.read_fields(raw).queue_id}"
         return self._record(batch, row, self._position, self._queues.get(key, 0)), key
+
+    def _topic_of_record(self, name: QueueName, raw: bytes) -> str:
+        """Return the topic for a record: its own, or that of the queue if the queue was renamed. Raises ValueError."""
+        fields, wanted = v1.read_fields(raw), self._topic(name)
+        topic = v1.text_of(raw, fields.topic, fields.topic_end)
+        if topic not in OWN_TOPICS:
+            return wanted
+        if v1.properties_of(raw, fields).get(p.REAL_TOPIC, topic) != wanted:
+            raise ValueError(f"a message in the broker's own topic {topic} cannot be renamed")
+        return topic
 
     def _record(self, batch: MessageBatch, row: int, offset: int, number: int) -> bytes:
         """Return the record of a message. Raises ValueError if it has none."""
@@ -157,7 +166,7 @@ class RocketmqSink:
                 )
             }  # fmt: skip
             record = v1.encode(
-                body=raw[fields.body : fields.body_end], topic=raw[fields.topic : fields.topic_end],
+                body=raw[fields.body : fields.body_end], topic=self._topic_of_record(batch.name, raw).encode(),
                 properties=raw[fields.properties : fields.end], **kept, **place,
             )  # fmt: skip
             if record[-p.CRC_BYTES :].startswith(p.CRC_NAME.encode()):
@@ -209,8 +218,13 @@ def _raw(batch: MessageBatch, row: int) -> bytes | None:
     raw = batch.raws[row] if batch.raws is not None and batch.name.system == "rocketmq" else None
     if raw is None or (verdict := v1.check(raw))["size"] != len(raw) or not verdict["success"]:
         return None
-    inner = v1.read_fields(raw).sys_flag & v1.INNER_BATCH
-    return None if inner else raw
+    record = read_record(raw, 0, v1.read_fields(raw).physical_offset)
+    if not isinstance(record, LogRecord) or record.sys_flag & v1.INNER_BATCH:
+        return None
+    try:
+        return raw if inflate(record, len(batch.bodies[row])) == batch.bodies[row] else None
+    except BodyError:
+        return None
 
 
 def _properties(batch: MessageBatch, row: int) -> bytes:

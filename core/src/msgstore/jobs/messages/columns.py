@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -69,10 +70,11 @@ def record_batch(batch: MessageBatch, names: Sequence[str] = MESSAGES.names) -> 
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def rows_of_batch(batch: pa.RecordBatch, where: str, first: int) -> list[dict[str, Any]]:
+def rows_of_batch(batch: pa.RecordBatch, file: Path, first: int) -> list[dict[str, Any]]:
     """Return rows of a Parquet file as the objects that :func:`msgstore.jobs.messages.rows.batch_of` takes.
 
-    ``first``: number of the first row. Raises StoreError for a value that a message cannot have.
+    ``first``: number of the first row. A message without an origin gets the file's name and the number of its row, so that two
+    equal messages are different ones. Raises StoreError for a value that a message cannot have.
     """
     rows: list[dict[str, Any]] = batch.to_pylist()
     for at, row in enumerate(rows):
@@ -87,6 +89,8 @@ def rows_of_batch(batch: pa.RecordBatch, where: str, first: int) -> list[dict[st
                 raise ValueError("its body has another sha256")
             if (state := row.get("state")) is not None and state not in STATES:
                 raise ValueError(f"there is no state {state!r}")
+            if row.get("origin") is None:
+                row["origin"] = {"file": printable_name(file.name), "offset": first + at, "size": len(row["body"])}
         except ValueError as error:
-            raise StoreError(f"{where}, row {first + at}: is not a message: {error}") from None
+            raise StoreError(f"{file}, row {first + at}: is not a message: {error}") from None
     return rows

@@ -50,7 +50,7 @@ class ConversionJournal:
         self.state: dict[str, Any] | None = lines[-1] if len(lines) > 1 else None
         """The state of an interrupted conversion, else None."""
         self.damage = [span for line in lines[1:] for span in line.get("damage", ())]
-        """Of all states together."""
+        """Damage that was reported before the interruption."""
         if not lines:
             self.append(about)
 

@@ -76,7 +76,7 @@ class QueueCounts:
     refused: int = 0
     damaged: int = 0
     bytes: int = 0
-    """Of the bodies written."""
+    """Size of the bodies that were written."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -222,7 +222,7 @@ class _Conversion:
     _repeated: int = 0
     """Messages that were perhaps sent before the interruption."""
     _state: dict[str, Any] = attrs.field(factory=dict)
-    """What the journal had last."""
+    """Last state in the journal of the conversion."""
 
     def run(self, queues: list[QueueInfo]) -> None:
         state = (self.journal and self.journal.state) or {"queue": 0, "position": self.job.selection.first, "counts": []}

@@ -24,7 +24,7 @@ class CountedQueue:
     messages: int = 0
     """Messages that a restart would deliver, and expired ones."""
     bytes: int = 0
-    """Of their bodies."""
+    """Size of their bodies."""
     states: Counter[str] = attrs.field(factory=Counter)
     """Number of messages by state."""
     certainties: Counter[str] = attrs.field(factory=Counter)

@@ -92,7 +92,7 @@ class ParquetSource:
                 table = self._read(group).slice(begin + skip, take)
                 done = 0
                 for batch in table.to_batches(_BATCH_ROWS):
-                    found = rows_of_batch(batch, str(file), base + begin + skip + done)
+                    found = rows_of_batch(batch, file, base + begin + skip + done)
                     yield batch_of(name, found, at + skip + done, raw=self._context.raw)
                     done += batch.num_rows
             at += rows

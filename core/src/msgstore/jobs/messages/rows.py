@@ -204,14 +204,14 @@ def batch_of(name: QueueName, rows: Sequence[dict[str, Any]], first: int, *, raw
 
 
 def message_id(batch: MessageBatch, row: int) -> bytes:
-    """Return the 16 bytes that name a message: its id if it has 16 bytes, else a hash of its place and its body. The same at
-    each call."""
+    """Return the 16 bytes that name a message: its id if it has 16 bytes, else a hash of where it stands and of its body. The
+    same at each call."""
     given = batch.ids[row] if batch.ids is not None else None
     if given is not None and _HEX.fullmatch(given):
         return bytes.fromhex(given)
     name = batch.name
     parts: tuple[object, ...] = (
-        name.system, name.queue, name.partition, batch.files[row], batch.offsets[row], batch.positions[row],
+        name.system, name.queue, name.partition, batch.files[row], batch.offsets[row],
         hashlib.sha256(batch.bodies[row]).hexdigest(),
     )  # fmt: skip
     return hashlib.blake2b(encode([None if part is None else str(part) for part in parts]).encode(), digest_size=16).digest()
