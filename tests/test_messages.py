@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,8 @@ from msgstore.config import Backend
 from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
 from msgstore.jobs.detection import detect
 from msgstore.jobs.messages import convert as converting
-from msgstore.jobs.messages.convert import ConvertReport, convert, plan_convert
+from msgstore.jobs.messages.conversion_report import ConvertReport
+from msgstore.jobs.messages.convert import convert, plan_convert
 from msgstore.jobs.messages.rows import message_id, rows_of
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, parse_options, source_spec
@@ -60,7 +62,9 @@ def source_of(name: str, tmp_path: Path) -> Path:
     return place
 
 
-def run(source: Path, destination: Path, *, sink: str | None = None, dry_run: bool = False, **choices: object) -> ConvertReport:
+def run(
+    source: Path, destination: Path | str, *, sink: str | None = None, dry_run: bool = False, **choices: object
+) -> ConvertReport:
     backend = None if sink is None else Backend(sink, SMALL.get(sink, {}))
     selection = select(**choices.pop("selection", {}))
     job = plan_convert(catalogue(), source, str(destination), selection, sink=backend, **choices)
@@ -343,6 +347,134 @@ def test_other_conversion_does_not_continue(often, tmp_path, monkeypatch):
         run(origin, tmp_path / "out.jsonl", selection={"limit": 5})
     assert run(origin, tmp_path / "out.jsonl", selection={"limit": 5}, restart=True).total("written") == 5
     assert len(messages(tmp_path / "out.jsonl")) == 5
+
+
+def test_changed_source_does_not_continue(often, tmp_path, monkeypatch):
+    origin = kestrel(tmp_path / "origin")
+    with monkeypatch.context() as patched:
+        patched.setattr(catalogue().sink("jsonl").load_factory(), "finish", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(origin, tmp_path / "out.jsonl")
+    with (origin / "q0").open("ab") as journal:
+        journal.write(b"\1")
+    with pytest.raises(StoreError, match="with another state of the source"):
+        run(origin, tmp_path / "out.jsonl")
+
+
+def test_damage_of_a_continued_conversion_is_reported_once(often, tmp_path, monkeypatch):
+    """The source tells of it at each opening, or again when the queue is read from where it was left."""
+    origin = kestrel(tmp_path / "origin")
+    with (origin / "q0").open("ab") as journal:
+        journal.write(b"\xff" * 20)
+    whole = run(origin, tmp_path / "whole.jsonl")
+    factory = catalogue().sink("jsonl").load_factory()
+    write, calls = factory.write, []
+
+    def failing(self, batch):
+        calls.append(batch)
+        return write(self, batch) if len(calls) % 12 else 1 / 0
+
+    monkeypatch.setattr(factory, "write", failing)
+    for _ in range(9):
+        with suppress(ZeroDivisionError):
+            report = run(origin, tmp_path / "out.jsonl")
+            break
+    assert report.resumed
+    assert report.damage == whole.damage != []
+
+
+SERVICE = """
+import json
+from pathlib import Path
+from msgstore import hookimpl
+from msgstore.contract import SinkDescriptor
+
+class Service:
+    broken = None
+
+    def __init__(self, context):
+        self.log, self.calls = Path(context.destination.partition("://")[2]), 0
+    def refused(self, batch): return []
+    def write(self, batch):
+        self.calls += 1
+        with self.log.open("a") as file:
+            for body, certainty in zip(batch.bodies, batch.certainties or ["certain"] * len(batch)):
+                file.write(json.dumps([body.decode(), certainty]) + "\\n")
+        if self.calls == Service.broken:
+            raise KeyboardInterrupt
+        return []
+    def flush(self): return {}
+    def finish(self): pass
+    def close(self): pass
+
+@hookimpl
+def msgstore_sinks():
+    return [SinkDescriptor(name="service", contract=(1, 0), factory="acme_service:Service", schemes=("acme",))]
+"""
+
+
+@pytest.fixture
+def service(tmp_path, often, monkeypatch):
+    """A sink that appends to the file of its URL, and is interrupted at the call of ``write`` with the number ``broken``."""
+    place, info = tmp_path / "plugins", tmp_path / "plugins" / "acme_service-1.0.dist-info"
+    info.mkdir(parents=True)
+    (place / "acme_service.py").write_text(SERVICE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-service\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[msgstore]\nacme = acme_service\n")
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setattr(converting, "worker_catalogue", msgstore.load_catalogue)
+    monkeypatch.setattr(sys.modules[__name__], "catalogue", msgstore.load_catalogue)
+    monkeypatch.chdir(tmp_path)
+    yield catalogue().sink("service").load_factory()
+    sys.modules.pop("acme_service", None)
+
+
+@pytest.mark.parametrize("breaks", [(2,), (6,), (1, 2), (5, 2, 1)])
+def test_repeated_messages_of_a_service_are_marked(service, tmp_path, breaks):
+    """Whatever is there twice is marked at least once, also after several kills, and one before the first flush."""
+    origin, url = kestrel(tmp_path / "origin", queues=1), f"acme://{tmp_path / 'log'}"
+    for service.broken in breaks:
+        with pytest.raises(KeyboardInterrupt):
+            run(origin, url, mark_duplicates=True)
+    service.broken = None
+    report = run(origin, url, mark_duplicates=True)
+    sent = [tuple(json.loads(line)) for line in (tmp_path / "log").read_text().splitlines()]
+    certain = [body for body, certainty in sent if certainty == "certain"]
+    assert len(certain) == len(set(certain))
+    assert len({body for body, _ in sent}) == report.total("written") == 39
+    assert report.marked >= 1
+    assert not (tmp_path / converting.JOURNAL).exists()
+
+
+def test_journal_of_a_service_is_begun_anew_if_asked(service, tmp_path):
+    origin, url = kestrel(tmp_path / "origin", queues=1), f"acme://{tmp_path / 'log'}"
+    service.broken = 6
+    with pytest.raises(KeyboardInterrupt):
+        run(origin, url)
+    service.broken = None
+    assert run(origin, url, dry_run=True).total("written") == 39
+    report = run(origin, url, restart=True)
+    assert (report.resumed, report.total("written")) == (False, 39)
+
+
+def test_file_that_is_no_journal_is_kept(service, tmp_path):
+    origin, mine = kestrel(tmp_path / "origin"), tmp_path / "mine"
+    for content in (b"mine\nnot finished", b"[1]\n", b"{}\nx"):
+        mine.write_bytes(content)
+        for restart in (False, True):
+            with pytest.raises(StoreError, match="is not the journal of a conversion"):
+                run(origin, "acme://x", journal=mine, restart=restart)
+        assert mine.read_bytes() == content
+
+
+def test_journal_without_a_use_or_in_the_source_is_refused(service, tmp_path):
+    origin = kestrel(tmp_path / "origin")
+    with pytest.raises(ConfigError, match="--journal: is for a URL"):
+        run(origin, tmp_path / "out.jsonl", journal=tmp_path / "journal")
+    with pytest.raises(ConfigError, match="is in the source"):
+        run(origin, "acme://x", journal=origin / "journal")
+    with pytest.raises(ConfigError, match="takes URLs such as acme://"):
+        run(origin, tmp_path / "out", sink="service")
 
 
 PROGRAM = """

@@ -17,7 +17,8 @@ from msgstore.contract import LISTED, STATES, MessageBatch, QueueInfo, SourceDam
 from msgstore.contract.messages import CERTAIN
 from msgstore.jobs.detection import detect as find_sources
 from msgstore.jobs.detection import not_recognised
-from msgstore.jobs.messages.convert import ConvertReport, convert, plan_convert
+from msgstore.jobs.messages.conversion_report import ConvertReport
+from msgstore.jobs.messages.convert import convert, plan_convert
 from msgstore.jobs.messages.listing import CountedQueue, count_queues, list_messages, size_of
 from msgstore.jobs.messages.rows import damage_as_json, queue_as_json, rows_of
 from msgstore.jobs.messages.selection import Selection, select

@@ -25,9 +25,10 @@ _CONTENT = "content"
 
 
 class ConversionJournal:
-    """A line that says what is converted, and a line for each state that is confirmed. The last whole line counts."""
+    """A line that says what is converted, a line for each state that is confirmed, and for a service one for each batch before
+    it is sent."""
 
-    def __init__(self, path: Path, about: Mapping[str, Any], target: str) -> None:
+    def __init__(self, path: Path, about: Mapping[str, Any], target: str, *, restart: bool = False) -> None:
         """Open or create a journal. ``about`` must be the same when a conversion continues. Raises StoreError."""
         self.path = path
         self._file = open(path, "a+b")  # noqa: SIM115, PTH123 - until close
@@ -37,19 +38,26 @@ class ConversionJournal:
             self._file.close()
             raise StoreLocked(f"{target}: another process converts into it, with the journal {path}") from error
         try:
-            lines = self._lines()
-            if lines and lines[0] != json.loads(encode(about)):
-                changed = sorted(key for key in about if lines[0].get(key) != json.loads(encode(about[key])))
+            lines, end = self._lines()
+            asked = json.loads(encode(about))
+            if restart:
+                lines, end = [], 0
+            elif lines and lines[0] != asked:
+                changed = sorted(key for key in asked if lines[0].get(key) != asked[key])
                 raise StoreError(
                     f"{target}: an unfinished conversion is there, with another {', '.join(changed)}. End it as it was begun, "
                     f"or begin anew with --restart."
                 )
+            self._file.truncate(end)
         except BaseException:
             self._file.close()
             raise
-        self.state: dict[str, Any] | None = lines[-1] if len(lines) > 1 else None
-        """The state of an interrupted conversion, else None."""
-        self.damage = [span for line in lines[1:] for span in line.get("damage", ())]
+        states = [number for number, line in enumerate(lines) if "token" in line]
+        self.state: dict[str, Any] | None = lines[states[-1]] if states else None
+        """The last state of an interrupted conversion, else None."""
+        self.sent = max((line["sending"] for line in lines[states[-1] if states else 0 :] if "sending" in line), default=0)
+        """Messages after that state which were perhaps sent."""
+        self.damage = [span for number in states for span in lines[number]["damage"]]
         """Damage that was reported before the interruption."""
         if not lines:
             self.append(about)
@@ -60,6 +68,17 @@ class ConversionJournal:
         self._file.flush()
         os.fsync(self._file.fileno())
 
+    def confirm(self, state: Mapping[str, Any]) -> None:
+        """Add a state. Raises OSError."""
+        self.append(state)
+        self.sent = 0
+
+    def note_sending(self, messages: int) -> None:
+        """Say that messages up to this number, counted from the last state, are sent now. Raises OSError."""
+        if messages > self.sent:
+            self.append({"sending": messages})
+            self.sent = messages
+
     def end(self) -> None:
         """Delete the journal: the conversion is complete."""
         self.path.unlink()
@@ -67,16 +86,18 @@ class ConversionJournal:
     def close(self) -> None:
         self._file.close()
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """Return the whole lines, and cut off a torn one."""
+    def _lines(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the whole lines and their end; a torn one may follow. Raises StoreError if they are not of a journal."""
         self._file.seek(0)
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
-        self._file.truncate(whole)
         try:
-            return [dict(json.loads(line)) for line in content[:whole].splitlines()]
-        except ValueError as error:
-            raise StoreError(f"{self.path}: is not the journal of a conversion: {error}") from error
+            lines = [dict(json.loads(line)) for line in content[:whole].splitlines()]
+        except (ValueError, TypeError):
+            lines = [{}]
+        if lines and "destination" not in lines[0]:
+            raise StoreError(f"{self.path}: is not the journal of a conversion. Name another file, or delete it.")
+        return lines, whole
 
 
 @contextmanager

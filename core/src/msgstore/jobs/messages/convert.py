@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,7 +26,7 @@ from msgstore.contract import (
 )
 from msgstore.contract.messages import MAYBE_DUPLICATE
 from msgstore.jobs.messages.conversion import ConversionJournal, working
-from msgstore.jobs.messages.rows import name_as_json
+from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
 from msgstore.jobs.messages.selection import Selection, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import SourceSpec, nearest, open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter
@@ -36,6 +36,8 @@ from msgstore.plugins.catalogue import Catalogue
 FLUSH_BYTES = 64 * 2**20
 """Bytes of bodies between two flushes. After a kill, at most so much is converted again."""
 FLUSH_MESSAGES = 2**17
+JOURNAL = "msgstore-convert.jsonl"
+"""Default journal of a conversion into a URL, in the working directory."""
 Refused = Callable[[QueueInfo, int, str], None]
 """Called with queue, position and reason of each refused message."""
 
@@ -51,13 +53,14 @@ class ConvertJob:
     rename: Mapping[str, str] = attrs.field(factory=dict)
     mark_duplicates: bool = False
     journal: Path | None = None
-    """For destinations that are URLs."""
+    """Set if the destination is a URL."""
     restart: bool = False
 
     def about(self) -> dict[str, Any]:
         """Return what must be the same when the conversion continues."""
         return {
             "source": [self.source.source.name, self.source.source.options, str(Path(self.source.path).resolve())],
+            "state of the source": _fingerprint(Path(self.source.path)),
             "sink": [self.sink.name, self.sink.options],
             "destination": self.destination,
             "selection": attrs.asdict(self.selection),
@@ -66,49 +69,16 @@ class ConvertJob:
         }
 
 
-@attrs.define
-class QueueCounts:
-    """Messages of one queue: ``selected == written + refused + damaged``."""
-
-    info: QueueInfo
-    selected: int = 0
-    written: int = 0
-    refused: int = 0
-    damaged: int = 0
-    bytes: int = 0
-    """Size of the bodies that were written."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": "queue",
-            **name_as_json(self.info.name),
-            **attrs.asdict(self, filter=lambda field, _: field.name != "info"),
-        }
-
-
-@attrs.define
-class ConvertReport:
-    """Result of a conversion. An interrupted part of it counts, too."""
-
-    destination: str
-    queues: list[QueueCounts] = attrs.field(factory=list)
-    damage: list[SourceDamage] = attrs.field(factory=list)
-    reasons: Counter[str] = attrs.field(factory=Counter)
-    """Reason of refusals to their number."""
-    not_read: list[QueueInfo] = attrs.field(factory=list)
-    resumed: bool = False
-    marked: int = 0
-    """Messages that are marked as possible duplicates."""
-
-    def total(self, name: str) -> int:
-        return sum(getattr(queue, name) for queue in self.queues)
-
-    def as_json(self) -> dict[str, Any]:
-        sums = {name: self.total(name) for name in ("selected", "written", "refused", "damaged", "bytes")}
-        return {
-            "kind": "summary", "destination": self.destination, "queues": len(self.queues), **sums, "resumed": self.resumed,
-            "marked_duplicates": self.marked, "reasons": dict(self.reasons), "damaged_spans": len(self.damage),
-        }  # fmt: skip
+def _fingerprint(path: Path) -> str:
+    """Return a hash over the names, sizes and times of change of all files at or below a path."""
+    digest = hashlib.sha256()
+    for found in sorted([path, *path.rglob("*")]):
+        if found.is_file():
+            about = found.stat()
+            digest.update(
+                f"{found.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
+            )
+    return digest.hexdigest()
 
 
 def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -> Backend:
@@ -138,14 +108,23 @@ def plan_convert(
     rename: Mapping[str, str] | None = None,
     raw: bool = False,
     now_ms: int | None = None,
+    journal: Path | None = None,
     **choices: Any,
 ) -> ConvertJob:
     """Check names, options and paths. Reads little, writes nothing. Raises ConfigError, PluginError, StoreError."""
     chosen = choose_sink(catalogue, destination, sink)
     descriptor = catalogue.sink(chosen.name)
     structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base)
+    if descriptor.schemes:
+        if destination.partition("://")[0] not in descriptor.schemes:
+            raise ConfigError(f"{destination}: the sink {chosen.name} takes URLs such as {descriptor.schemes[0]}://...")
+        journal = journal or Path(JOURNAL)
+        if journal.resolve().is_relative_to(path.resolve()):
+            raise ConfigError(f"--journal {journal}: is in the source, in which nothing is written. Name another file.")
+    elif journal is not None:
+        raise ConfigError(f"--journal: is for a URL. The journal of {destination} is always beside it.")
     spec = source_spec(catalogue, path, source, raw=raw or descriptor.raw, now_ms=now_ms)
-    return ConvertJob(spec, chosen, destination, selection, rename or {}, **choices)
+    return ConvertJob(spec, chosen, destination, selection, rename or {}, journal=journal, **choices)
 
 
 def convert(
@@ -160,16 +139,18 @@ def convert(
         queues = selected_queues(source, job.selection)
         report.not_read = [info for info in queues if not info.read]
         report.damage += source.damage()
+        report.lost = sum(span.messages for span in report.damage)
         queues = [info for info in queues if info.read]
-        _check_names(job, queues)
+        check_renames(job, queues)
         with _sink(job, dry_run=dry_run) as (sink, journal):
             _Conversion(job, report, source, sink, journal, meter, on_refused).run(queues)
-            if journal is not None and "://" in job.destination:
+            if journal is not None and job.journal is not None:
                 journal.end()
     return report
 
 
-def _check_names(job: ConvertJob, queues: list[QueueInfo]) -> None:
+def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
+    """Raise ConfigError if a queue that is to be renamed is not there."""
     known = sorted({info.name.queue for info in queues if info.name.queue is not None})
     for old in job.rename:
         if old not in known:
@@ -184,16 +165,16 @@ def _sink(job: ConvertJob, *, dry_run: bool) -> Iterator[tuple[Sink, ConversionJ
     with ExitStack() as stack:
         journal: ConversionJournal | None = None
         place = job.destination
-        if dry_run:
+        if job.journal is None and dry_run:
             place = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "content"))
-        elif descriptor.schemes:
-            journal = ConversionJournal(job.journal or Path("msgstore-convert.jsonl"), job.about(), job.destination)
-            stack.callback(journal.close)
-        else:
+        elif job.journal is None:
             journal, path = stack.enter_context(
                 working(Path(job.destination), Path(job.source.path), job.about(), restart=job.restart)
             )
             place = str(path)
+        elif not dry_run:
+            journal = ConversionJournal(job.journal, job.about(), job.destination, restart=job.restart)
+            stack.callback(journal.close)
         token = journal.state["token"] if journal and journal.state else None
         context = SinkContext(destination=place, target=job.destination, options=options, token=token)
         sink: Sink = catalogue.make(descriptor, context)
@@ -212,53 +193,63 @@ class _Conversion:
     source: Source
     sink: Sink
     journal: ConversionJournal | None
+    """None in a dry run."""
     meter: ProgressMeter
     on_refused: Refused | None
+    _selected: int = 0
+    """Messages of all queues."""
     _held: int = 0
     _messages: int = 0
     """Bodies' bytes and messages since the last flush."""
+    _known: frozenset[SourceDamage] = frozenset()
+    """Damage that was reported before an interruption, and is met again."""
     _reported: int = 0
     """Damaged spans that the journal has."""
     _repeated: int = 0
     """Messages that were perhaps sent before the interruption."""
-    _state: dict[str, Any] = attrs.field(factory=dict)
-    """Last state in the journal of the conversion."""
 
     def run(self, queues: list[QueueInfo]) -> None:
-        state = (self.journal and self.journal.state) or {"queue": 0, "position": self.job.selection.first, "counts": []}
-        self.report.resumed = "token" in state
-        self.report.reasons.update(state.get("reasons", {}))
         self.report.queues = [QueueCounts(info) for info in queues]
-        for counts, saved in zip(self.report.queues, state["counts"], strict=False):
-            counts.selected, counts.written, counts.refused, counts.damaged, counts.bytes = saved
-        self._repeated, self._state = state.get("sending", 0) if self.job.mark_duplicates else 0, dict(state)
+        number, position = 0, self.job.selection.first
         if self.journal is not None:
-            found = [
-                SourceDamage(**span | {"name": span["name"] and QueueName(**span["name"])}) for span in self.journal.damage
-            ]
-            self.report.damage = found or self.report.damage
-            self._reported = len(found)
-        for number in range(state["queue"], len(queues)):
-            first = state["position"] if number == state["queue"] else self.job.selection.first
-            self._convert_queue(number, first)
+            if (state := self.journal.state) is not None:
+                number, position = state["queue"], state["position"]
+                self._continue(state)
+            self._repeated = self.journal.sent if self.job.mark_duplicates else 0
+        for following in range(number, len(queues)):
+            self._convert_queue(following, position if following == number else self.job.selection.first)
         if self.journal is not None:
             self._flush(len(queues), 0)
             self.sink.finish()
 
+    def _continue(self, state: Mapping[str, Any]) -> None:
+        """Take over the numbers of an interrupted conversion."""
+        assert self.journal is not None
+        self.report.resumed, self.report.marked = True, state["marked"]
+        self.report.reasons.update(state["reasons"])
+        for counts, saved in zip(self.report.queues, state["counts"], strict=True):
+            counts.selected, counts.written, counts.refused, counts.damaged, counts.bytes = saved
+            self._selected += counts.selected
+        self.report.damage = [
+            SourceDamage(**span | {"name": span["name"] and QueueName(**span["name"])}) for span in self.journal.damage
+        ]
+        self._known, self._reported = frozenset(self.report.damage), len(self.report.damage)
+
     def _convert_queue(self, number: int, first: int) -> None:
         counts = self.report.queues[number]
-        taken = self.report.total("selected")
         selection = attrs.evolve(self.job.selection, first=first)
-        for item in selected_messages(self.source, counts.info.name, selection, taken):
-            if isinstance(item, SourceDamage):
+        for item in selected_messages(self.source, counts.info.name, selection, self._selected):
+            if not isinstance(item, SourceDamage):
+                self._selected += len(item)
+                self._write(counts, item)
+                self.meter.add(sum(item.sizes))
+                if self._held >= FLUSH_BYTES or self._messages >= FLUSH_MESSAGES:
+                    self._flush(number, item.positions[-1] + 1)
+            elif item not in self._known:
                 self.report.damage.append(item)
                 counts.selected += item.messages
                 counts.damaged += item.messages
-                continue
-            self._write(counts, item)
-            self.meter.add(sum(item.sizes))
-            if self._held >= FLUSH_BYTES or self._messages >= FLUSH_MESSAGES:
-                self._flush(number, item.positions[-1] + 1)
+                self._selected += item.messages
 
     def _write(self, counts: QueueCounts, batch: MessageBatch) -> None:
         counts.selected += len(batch)
@@ -267,6 +258,8 @@ class _Conversion:
         batch = self._without(counts, batch, self.sink.refused(batch))
         if not len(batch):
             return
+        self._messages += len(batch)
+        self._held += sum(map(len, batch.bodies))
         if self._repeated:
             marks = min(self._repeated, len(batch))
             kept = batch.certainties or ["certain"] * len(batch)
@@ -274,14 +267,11 @@ class _Conversion:
             self._repeated -= marks
             self.report.marked += marks
         if self.journal is not None:
-            if "://" in self.job.destination:
-                self.journal.append(self._state | {"sending": self._messages + len(batch), "damage": []})
+            if self.job.journal is not None:
+                self.journal.note_sending(self._messages)
             batch = self._without(counts, batch, self.sink.write(batch))
         counts.written += len(batch)
-        size = sum(map(len, batch.bodies))
-        counts.bytes += size
-        self._held += size
-        self._messages += len(batch)
+        counts.bytes += sum(map(len, batch.bodies))
 
     def _without(self, counts: QueueCounts, batch: MessageBatch, refused: Any) -> MessageBatch:
         """Return the messages that were not refused, and count the others."""
@@ -300,9 +290,8 @@ class _Conversion:
         self._held = self._messages = 0
         counts = [[one.selected, one.written, one.refused, one.damaged, one.bytes] for one in self.report.queues]
         damage = [attrs.asdict(span) for span in self.report.damage[self._reported :]]
-        self._state = {
+        self.journal.confirm({
             "queue": queue, "position": position, "counts": counts, "reasons": dict(self.report.reasons), "token": token,
-            "damage": damage, "time": round(time.time(), 3),
-        }  # fmt: skip
-        self.journal.append(self._state)
+            "marked": self.report.marked, "damage": damage, "time": round(time.time(), 3),
+        })  # fmt: skip
         self._reported = len(self.report.damage)
