@@ -407,6 +407,25 @@ def test_copy_of_undecodable_record_is_refused(store, monkeypatch):
     check(store, expected)
 
 
+@pytest.mark.parametrize(
+    ("finds", "text"),
+    [
+        (True, "its scan finds 40 live records where the index has 20"),
+        (False, "20 of its 20 live records are not where the index says"),
+    ],
+)
+def test_index_contradicting_counts_is_reported(store, client, monkeypatch, finds, text):
+    """With the number of records that are too many or missing: the log said -20 of its 20."""
+    ids = list(fill(store, range(40)))
+    locations = {msg_id: store._index.get(msg_id) for msg_id in ids}
+    client.remove(ids[:20])
+    store.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(store._accounting, "index", mock.Mock(get=locations.get if finds else lambda msg_id: None))
+        (done,) = collect(store, Compact(store.segments()[0].number))
+    assert text in done.skipped
+
+
 def test_collection_of_unreadable_segment_is_repeated(opened, monkeypatch):
     files = Files()
     store = opened(files)

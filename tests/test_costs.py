@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+from msgstore.jobs.inputs import find_inputs, open_input
+from msgstore.scan.segment import scan_file
 from msgstore.testing.faults import RecordingFiles
-from support import open_with
+from support import catalogue, filled, id_of, open_with
 
 
 def test_deleting_an_empty_segment_reads_nothing(cell, tmp_path):
@@ -49,3 +52,11 @@ def test_compaction_writes_the_moved_records_and_fifteen_bytes_a_gap(size, cell,
         if cell.format == "v2":
             gaps = sum(1 for name, _, size in files.operations if name == "pwrite" and size == 5) // 2  # prepared and sealed
             assert written <= done.moved_bytes + 15 * gaps
+
+
+def test_scan_reads_a_segment_at_once(cell, tmp_path):
+    """However many records it has."""
+    [found] = find_inputs(catalogue(), [filled(tmp_path, [(id_of(n), b"body") for n in range(2000)], **cell.keys)]).inputs
+    files = RecordingFiles()
+    assert len(scan_file(files, Path(found.path), open_input(found)).scan.records) == 2000
+    assert files.operations == [("open_read", found.path, 0), ("pread", Path(found.path).name, found.size)]
