@@ -160,6 +160,19 @@ def test_damage_within_a_file_loses_only_what_it_covers(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("log", [None, [], ["foreign"]])
+def test_entries_without_a_commit_log_are_damage(log, tmp_path):
+    queue = tmp_path / "consumequeue/T/0"
+    queue.mkdir(parents=True)
+    (queue / file_name(0)).write_bytes(v1.ENTRY.pack(0, 100, 0) + v1.ENTRY.pack(5000, 100, 0))
+    if log is not None:
+        (tmp_path / "commitlog").mkdir()
+        for name in log:
+            (tmp_path / "commitlog" / name).write_bytes(b"")
+    found, damage = read(tmp_path)
+    assert (found, [(one.offset, one.messages) for one in damage]) == ([], [(0, 1), (20, 1)])
+
+
 def test_old_record_behind_the_end_does_not_come_back(tmp_path):
     """The bytes behind the end of a log that was cut are not zeroed."""
     log = Writer(tmp_path, size=1000)

@@ -133,7 +133,7 @@ class RocketmqSource:
             is_batch = parts[0] == "batchconsumequeue"
             data = self._context.read(name)
             for number, offset, size in queue_entries(data, batch=is_batch):
-                if offset >= self._log.begin and not self._has_record(offset, size):
+                if offset >= self._log.begin and not (self._log.files and self._has_record(offset, size)):
                     width = 46 if is_batch else 20
                     queue = QueueName(SYSTEM, queue=parts[1], partition=whole_number(parts[2], bits=32))
                     yield SourceDamage(
