@@ -295,6 +295,26 @@ def test_reservation_ends_in_time(tmp_path):
     journal.close()
 
 
+def test_rotation_beside_a_number_of_18_digits(tmp_path):
+    (tmp_path / "q.999999999999999999").write_bytes(b"")
+    journal = open_journal(tmp_path, Disk())
+    items = [b"item %d" % number * 9 for number in range(20)]
+    assert all(journal.add(item) for item in items)
+    assert (tmp_path / "q.1000000000000000000").exists()
+    end_without_close(journal)
+    assert drained(tmp_path) == items
+
+
+@pytest.mark.parametrize("suffix", ["", ".pack"])
+def test_last_number_is_refused_and_nothing_changes(suffix, tmp_path):
+    name = f"q.{2**63 - 1}{suffix}"
+    for file in (name, "q.1", "q~~1"):
+        (tmp_path / file).write_bytes(b"")
+    with pytest.raises(StoreError, match=f"{name}: no number is left"):
+        Journal(tmp_path, "q")
+    assert {path.name for path in tmp_path.iterdir()} == {name, "q.1", "q~~1"}
+
+
 @pytest.mark.parametrize("name", ["", "a.b", "a/b", "a~b"])
 def test_name_that_kestrel_refuses(name, tmp_path):
     with pytest.raises(StoreError, match="no name for a queue"):

@@ -50,10 +50,11 @@ def test_reservation_takes_xid_of_item_in_another_file(tmp_path):
 
 
 def test_files_of_a_queue():
-    names = ["q", "q.2", "q.10", "q.3.pack", "q~~1", "q.x", "q.01", "q+c", "q+c.5", "qq", "job.1"]
+    last, too_high = f"q.{2**63 - 1}", f"q.{2**63}"
+    names = [last, too_high, "q", "q.2", "q.10", "q.3.pack", "q~~1", "q.x", "q.01", "q+c", "q+c.5", "qq", "job.1"]
     found = queue_files(names, "q")
-    assert [name for name, _ in found.order] == ["q.3", "q.10", "q"]
+    assert [name for name, _ in found.order] == ["q.3", "q.10", last, "q"]
     assert found.replaced == ("q.2",)
     assert found.temporary == ("q~~1",)
-    assert found.foreign == ("q.01", "q.x")
+    assert found.foreign == ("q.01", too_high, "q.x")
     assert queue_names(names) == ["job", "q", "q+c", "qq"]

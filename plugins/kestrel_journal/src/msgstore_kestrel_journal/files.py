@@ -13,7 +13,9 @@ import attrs
 
 from msgstore.contract import StoreError
 
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+LAST_NUMBER = 2**63 - 1
+"""Of a rotated file. Kestrel reads it as a long."""
 _PACK = "pack"
 TEMPORARY = "~~"
 
@@ -64,7 +66,7 @@ def queue_files(names: Iterable[str], queue: str) -> QueueFiles:
             live.append((name, name))
         elif name.startswith(queue + "."):
             number, *more = name[len(queue) + 1 :].split(".")
-            if _NUMBER.fullmatch(number) and more in ([], [_PACK]):
+            if _NUMBER.fullmatch(number) and int(number) <= LAST_NUMBER and more in ([], [_PACK]):
                 (packed if more else rotated)[int(number)] = name
             else:
                 foreign.append(name)

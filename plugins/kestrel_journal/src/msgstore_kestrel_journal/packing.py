@@ -13,13 +13,16 @@ from typing import Protocol
 
 import attrs
 
+from msgstore.contract import StoreError
 from msgstore_kestrel_journal import records as r
 from msgstore_kestrel_journal.disk import Disk
-from msgstore_kestrel_journal.files import TEMPORARY, QueueFiles, queue_files
+from msgstore_kestrel_journal.files import LAST_NUMBER, TEMPORARY, QueueFiles, queue_files
 
 _BLOCK = 2**20
 """Bytes that are read or written at once."""
 _LONGEST_HEAD = 25
+_ROTATIONS = 2**31
+"""Numbers that must be left for the files of one opening."""
 
 
 class StoredItem(Protocol):
@@ -76,9 +79,14 @@ class JournalFiles:
 
     def settle(self) -> tuple[QueueFiles, list[r.Buffer]]:
         """Do what a start of Kestrel does: delete temporary files, let packed files replace others. Return the files to replay,
-        with their content."""
-        names = self._disk.names(self._directory)
-        files = queue_files(names, self._queue)
+        with their content. Raises StoreError, and changes nothing, if no numbers are left for rotated files."""
+        files = queue_files(self._disk.names(self._directory), self._queue)
+        rotated = [now for name, now in files.order if name != self._queue]
+        if rotated and int(rotated[-1].split(".")[1]) > LAST_NUMBER - _ROTATIONS:
+            raise StoreError(
+                f"{self._directory / rotated[-1]}: no number is left for a file after it. Rename it: the number is a time in "
+                "milliseconds, in whose order the files are read."
+            )
         for name in files.temporary:
             self._disk.unlink(self._directory / name)
         for name in files.replaced:
