@@ -6,9 +6,10 @@ it is delivered.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,8 @@ class Replay:
     broken: tuple[BrokenEnd, ...]
     now_ms: int
     state_dump: bool = False
-    directory: Mapping[str, Buffer] = attrs.field(factory=dict, repr=False)
-    """Every file beside them, for :meth:`to_json`."""
+    others: tuple[Path, ...] = attrs.field(default=(), repr=False)
+    """Every file beside them. Only :meth:`to_json` reads them."""
 
     def split(self, place: int) -> tuple[int, int]:
         """Return number of the file and offset of the record."""
@@ -224,7 +225,7 @@ class Replay:
     def _files_after_start(self) -> dict[str, bytes]:
         """Return the directory as a start leaves it: files renamed, deleted, cut, and open items given back."""
         queue = self.files.queue
-        files = {name: bytes(content) for name, content in self.directory.items()}
+        files = {path.name: path.read_bytes() for path in self.others}
         files |= {name: bytes(journal) for (name, _), journal in zip(self.files.order, self.journals, strict=True)}
         for broken in self.broken:
             files[broken.file] = files[broken.file][: broken.offset]
@@ -245,7 +246,7 @@ def replay_journals(
     now_ms: int,
     *,
     state_dump: bool = False,
-    directory: Mapping[str, Buffer] = {},
+    others: Iterable[Path] = (),
 ) -> Replay:
     """Replay the files of one queue, in the order of ``files``."""
     contents, state = tuple(journals), QueueState()
@@ -253,7 +254,7 @@ def replay_journals(
     for number, (name, _) in enumerate(files.order):
         if found := replay_file(contents, number, state, state_dump=state_dump):
             broken.append(BrokenEnd(name, *found))
-    return Replay(files, contents, state, tuple(broken), now_ms, state_dump, directory)
+    return Replay(files, contents, state, tuple(broken), now_ms, state_dump, tuple(others))
 
 
 def replay(directory: str | Path, queue: str, now_ms: int | None = None, state_dump: bool = False) -> Replay:
@@ -262,7 +263,8 @@ def replay(directory: str | Path, queue: str, now_ms: int | None = None, state_d
     ``now_ms``: time of the replay, for what has expired; None is now. Raises OSError.
     """
     root = Path(directory)
-    names = dict(_regular_files(root))
+    with os.scandir(root) as entries:
+        names = {entry.name: root / entry.name for entry in entries if entry.is_file()}
     files = queue_files(names, queue)
     others = names.keys() - {now for _, now in files.order} - {*files.replaced} - {*files.temporary}
     return replay_journals(
@@ -270,9 +272,5 @@ def replay(directory: str | Path, queue: str, now_ms: int | None = None, state_d
         [names[now].read_bytes() for _, now in files.order],
         time.time_ns() // 1_000_000 if now_ms is None else now_ms,
         state_dump=state_dump,
-        directory={name: names[name].read_bytes() for name in sorted(others)},
+        others=[names[name] for name in sorted(others)],
     )
-
-
-def _regular_files(root: Path) -> Iterator[tuple[str, Path]]:
-    return ((path.name, path) for path in root.iterdir() if path.is_file())

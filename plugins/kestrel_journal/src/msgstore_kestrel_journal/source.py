@@ -16,7 +16,7 @@ from msgstore.contract import (
     SourceDamage,
 )
 from msgstore_kestrel_journal import records as r
-from msgstore_kestrel_journal.files import TEMPORARY, QueueFiles, queue_files, queue_names
+from msgstore_kestrel_journal.files import TEMPORARY, QueueFiles, names_by_queue, queue_files, queue_names
 from msgstore_kestrel_journal.plugin import KestrelSourceOptions
 from msgstore_kestrel_journal.records import read_columns
 from msgstore_kestrel_journal.replay import FILE_BITS, Replay, capped_expiry, replay_journals
@@ -105,6 +105,7 @@ class KestrelSource:
             self._names = [path.name]
         else:
             self._names = sorted(one.name for one in path.iterdir() if one.is_file())
+        self._by_queue = names_by_queue(self._names)
         self._replays: tuple[str, Replay] | None = None
         """The queue that was replayed last."""
 
@@ -116,10 +117,10 @@ class KestrelSource:
 
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
         replay = self._replay(str(name.queue))
+        sizes = {after: (now, len(journal)) for (after, now), journal in zip(replay.files.order, replay.journals, strict=True)}
         for broken in replay.broken:
-            number = [one for one, _ in replay.files.order].index(broken.file)
-            file = replay.files.order[number][1]
-            size = len(replay.journals[number]) - broken.offset
+            file, size = sizes[broken.file]
+            size -= broken.offset
             yield SourceDamage(file=self._path(file), offset=broken.offset, size=size, reason=broken.reason, name=name)
         opened = len(replay.state.opened)
         places = replay.state.in_delivery_order()
@@ -133,13 +134,12 @@ class KestrelSource:
     def damage(self) -> Iterable[SourceDamage]:
         found: list[SourceDamage] = []
         for queue in self._queues():
-            files = queue_files(self._names, queue)
             found += (
                 SourceDamage(
                     file=self._path(name), size=self._size(name), name=QueueName(SYSTEM, queue=queue),
                     reason="not a file of the queue: Kestrel does not load a queue beside such a name",
                 )
-                for name in files.foreign
+                for name in self._files(queue).foreign
             )  # fmt: skip
         return found
 
@@ -152,7 +152,7 @@ class KestrelSource:
     def _files(self, queue: str) -> QueueFiles:
         if self._context.path.is_file():  # one file by itself, whatever its name
             return QueueFiles(queue, ((queue, queue),))
-        return queue_files(self._names, queue)
+        return queue_files(self._by_queue.get(queue, ()), queue)
 
     def _details(self, queue: str) -> dict[str, object]:
         files = self._files(queue)

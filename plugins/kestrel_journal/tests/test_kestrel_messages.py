@@ -1,0 +1,65 @@
+"""Source and sink: directories of many queues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgstore.contract import SourceContext
+from msgstore_kestrel_journal import records as r
+from msgstore_kestrel_journal import replay, source
+from msgstore_kestrel_journal.files import names_by_queue, queue_files, queue_names
+from msgstore_kestrel_journal.plugin import KestrelSourceOptions
+
+ITEM = r.encode_addx(b"body", 0, 0)
+
+
+def test_names_are_looked_at_once_for_all_queues(tmp_path, monkeypatch):
+    looked_at = []
+
+    def watched(names, queue):
+        looked_at.extend(names)
+        return queue_files(names, queue)
+
+    monkeypatch.setattr(source, "queue_files", watched)
+    for number in range(50):
+        (tmp_path / f"q{number}").write_bytes(ITEM)
+        (tmp_path / f"q{number}.bak").write_bytes(b"")
+    context = SourceContext(path=tmp_path, options=KestrelSourceOptions(), read=lambda name: (tmp_path / name).read_bytes())
+    opened = source.KestrelSource(context)
+    found = [queue.name for queue in opened.queues()]
+    assert sum(len(batch) for name in found for batch in opened.messages(name, 0, None)) == len(found) == 50
+    assert len(list(opened.damage())) == 50
+    assert len(looked_at) == 3 * 100
+
+
+def test_names_of_a_queue_are_the_ones_that_all_names_give():
+    names = [
+        "q",
+        "q.2",
+        "q.3.pack",
+        "q~~1",
+        "q.x",
+        "q.5~~1",
+        "q~~1.x",
+        "q+c",
+        "q+c.5",
+        "qq",
+        "job.1",
+        "job~~2",
+        "~~3",
+        ".hidden",
+    ]
+    groups = names_by_queue(names)
+    assert sorted(name for group in groups.values() for name in group) == sorted(names)
+    for queue in queue_names(names):
+        assert queue_files(groups[queue], queue) == queue_files(names, queue)
+
+
+def test_replay_reads_the_files_of_its_queue_only(tmp_path, monkeypatch):
+    for name in ("q", "other"):
+        (tmp_path / name).write_bytes(ITEM)
+    read, reads = Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read(path))
+    found = replay(tmp_path, "q")
+    assert reads == ["q"]
+    assert set(found.to_json()["after_backout"]["files"]) == {"q", "other"}
