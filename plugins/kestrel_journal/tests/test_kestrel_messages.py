@@ -1,16 +1,36 @@
-"""Source and sink: directories of many queues."""
+"""Source and sink: directories of many queues, and conversions that go on after a kill."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from msgstore.contract import SourceContext
+from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceContext
 from msgstore_kestrel_journal import records as r
 from msgstore_kestrel_journal import replay, source
 from msgstore_kestrel_journal.files import names_by_queue, queue_files, queue_names
-from msgstore_kestrel_journal.plugin import KestrelSourceOptions
+from msgstore_kestrel_journal.plugin import KestrelSinkOptions, KestrelSourceOptions
+from msgstore_kestrel_journal.sink import KestrelSink
 
 ITEM = r.encode_addx(b"body", 0, 0)
+
+
+def batch_of(name: QueueName) -> MessageBatch:
+    return MessageBatch(name=name, bodies=[b"a"], positions=[0], states=["ready"], files=[""], offsets=[0], sizes=[1])
+
+
+def test_two_queues_of_one_name_are_refused_after_resuming(tmp_path):
+    one, other = QueueName("rabbitmq", vhost="a-b", queue="c"), QueueName("rabbitmq", vhost="a", queue="b-c")
+    context = SinkContext(destination=str(tmp_path / "out"), target="out", options=KestrelSinkOptions())
+    sink = KestrelSink(context)
+    assert not sink.refused(batch_of(one))
+    sink.write(batch_of(one))
+    token = json.loads(json.dumps(sink.flush()))
+    sink.close()
+    resumed = KestrelSink(SinkContext(destination=context.destination, target="out", options=context.options, token=token))
+    assert [row for row, reason in resumed.refused(batch_of(other)) if "have one name here, 'a-b-c'" in reason] == [0]
+    assert not resumed.refused(batch_of(one))
+    resumed.close()
 
 
 def test_names_are_looked_at_once_for_all_queues(tmp_path, monkeypatch):

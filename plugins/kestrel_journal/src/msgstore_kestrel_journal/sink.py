@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import attrs
+
 from msgstore.contract import MessageBatch, QueueName, SinkContext
 from msgstore_kestrel_journal import records as r
 from msgstore_kestrel_journal.files import FORBIDDEN
@@ -38,7 +40,8 @@ class KestrelSink:
                 os.truncate(left, self._sizes[left.name])
             else:
                 left.unlink()
-        self._owners: dict[str, QueueName] = {}
+        owners = context.token["owners"] if context.token else {}
+        self._owners = {name: QueueName(*owner) for name, owner in owners.items()}
         """Name of a journal to the queue that it holds."""
         self._current: tuple[str, BinaryIO] | None = None
         self._unsynced: set[str] = set()
@@ -86,7 +89,7 @@ class KestrelSink:
             finally:
                 os.close(fd)
         self._unsynced.clear()
-        return {"sizes": self._sizes}
+        return {"sizes": self._sizes, "owners": {name: attrs.astuple(owner) for name, owner in self._owners.items()}}
 
     def finish(self) -> None:
         pass
