@@ -203,19 +203,28 @@ def test_session_starts_stops_and_fails_quietly():
         os.dup2(errors, 2)      # PySpark's workers may write to it at the end of a session
         with session("local[2]") as spark:
             assert spark.range(10).count() == 10
+        try:
+            session("local[1]", config={"spark.driver.memory": "2g"})
+        except SparkUnavailable as error:
+            print(error)
         before = dict(os.environ)
-        with session("local[1]", app_name="second") as spark:   # in the JVM of the first
+        with session("local[1]", app_name="second", config={"spark.driver.memory": "1024m"}) as spark:  # in the first's JVM
             assert spark.sparkContext.appName == "second"
             assert spark.range(10).toPandas()["id"].sum() == 45
         assert os.environ == before
         with session() as spark:
             print(spark.sparkContext.master)
     """
-    failing = '[["local", {"spark.driver.memory": "lots"}], ["local", {"spark.memory.fraction": "lots"}], ["locl[2]", {}]]'
-    assert clusters.run(program, failing).splitlines() == [
+    wrong = {"spark.driver.memory": "1g", "spark.memory.fraction": "lots"}
+    failing = [["local", {"spark.driver.memory": "lots"}], ["local", wrong], ["locl[2]", {}]]
+    assert clusters.run(program, json.dumps(failing)).splitlines() == [
         "the JVM of Spark ended during its start: Invalid maximum heap size: -Xmxlots",
         'master local: Spark does not start: Illegal value for config key spark.memory.fraction: For input string: "lots"',
         "'locl[2]' is no master: local[*], local-cluster[2,1,1024], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://...",
+        (
+            "spark.driver.memory: the JVM of this process keeps its heap of 1g, also after stop(), and cannot get one of 2g. "
+            "Start another process, or leave the setting out"
+        ),
         "local[*]",
     ]
 

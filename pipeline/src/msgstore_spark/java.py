@@ -175,6 +175,21 @@ def forget_jvm() -> None:
     SparkSession._instantiatedSession = None
 
 
+def check_heap(wanted: str) -> None:
+    """Raise SparkUnavailable if the JVM of this process runs already, and has another heap than ``wanted``."""
+    jvm = SparkContext._jvm
+    if jvm is None:
+        return
+    arguments = jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+    size = jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes
+    heap = next((argument.removeprefix("-Xmx") for argument in reversed(arguments) if argument.startswith("-Xmx")), wanted)
+    if size(heap) != size(wanted):
+        raise SparkUnavailable(
+            f"spark.driver.memory: the JVM of this process keeps its heap of {heap}, also after stop(), and cannot get one of "
+            f"{wanted}. Start another process, or leave the setting out"
+        )
+
+
 def start_context(conf: SparkConf, *, show_output: bool) -> SparkContext:
     """Return a context in the JVM of this process; start the JVM if there is none. ``show_output`` forwards its output.
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from msgstore_spark.errors import SparkUnavailable, jvm_has_ended
-from msgstore_spark.java import find_java_home, forget_jvm, start_context
+from msgstore_spark.java import check_heap, find_java_home, forget_jvm, start_context
 
 Setting = str | int | float | bool
 
@@ -66,12 +66,12 @@ def session(
     permanently. Start only one session at a time; every thread can use it.
 
     ``stop()``, or the end of a ``with`` block, ends the application and its executors, even if other code uses them. On Spark
-    Connect it ends only this session. The JVM runs until this process ends, and the next session reuses it.
+    Connect it ends only this session. The JVM runs until this process ends, and the next session reuses it with its heap.
 
     If the JVM has ended, such as for want of memory (``spark.driver.memory``), the next call starts another one.
 
-    Raises SparkUnavailable if there is no Java, if the master is unknown or does not answer, or if the active session has
-    another master or other settings.
+    Raises SparkUnavailable if there is no Java, if the master is unknown or does not answer, if the active session has another
+    master or other settings, or if the JVM runs with another heap than ``spark.driver.memory`` in ``config``.
     """
     settings = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in (config or {}).items()}
     running = active()
@@ -136,6 +136,8 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
 
     with _environment(variables):
         try:
+            if "spark.driver.memory" in settings:
+                check_heap(settings["spark.driver.memory"])
             start_context(conf, show_output="spark.log.level" in settings)
             spark = SparkSession.builder.getOrCreate()
             register(spark)  # a source that Spark finds by itself runs the driver's Python on the executors
