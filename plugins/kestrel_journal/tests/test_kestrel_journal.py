@@ -1,14 +1,18 @@
-"""Journal engine against a model: random histories with tiny thresholds, and a crash before and inside each file operation."""
+"""Journal engine against a model: random histories with tiny thresholds, and a crash or a power loss at each file operation."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import attrs
 import pytest
 
+from crash.states import Inode, NameEdit, dropped, edited, kept, zeros
 from msgstore.contract import StoreClosed, StoreError, StoreIOError
 from msgstore_kestrel_journal import replay
 from msgstore_kestrel_journal.disk import Disk
@@ -57,6 +61,82 @@ for _name in set(CrashingDisk.CHANGES) - {"append"}:
         return getattr(Disk, _name)(self, *arguments)
 
     setattr(CrashingDisk, _name, _call)
+
+
+class MemoryDisk(Disk):
+    """A directory in memory, with what of it is durable. ``at_change`` is called before each change, and inside each write."""
+
+    def __init__(self, tree: dict[str, bytes], at_change: Callable[[], object]) -> None:
+        self.entries = self.durable_entries = {name: Inode(content, durable=content) for name, content in tree.items()}
+        self.edits: list[NameEdit] = []
+        self.files: list[Inode] = []
+        self.at_change = at_change
+        self.after_sync: Callable[[], object] = lambda: None
+
+    def names(self, directory: Path) -> list[str]:
+        return sorted(self.entries)
+
+    def read(self, path: Path) -> bytes:
+        return self.entries[path.name].content
+
+    def open_append(self, path: Path) -> int:
+        if path.name not in self.entries:
+            self._edit({path.name: Inode()})
+        return self.open_read(path)
+
+    def open_read(self, path: Path) -> int:
+        self.files.append(self.entries[path.name])
+        return len(self.files) - 1
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        return self.files[fd].content[offset : offset + size]
+
+    def append(self, fd: int, data: bytes) -> None:
+        for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+            self.at_change()
+            self.files[fd].change(len(self.files[fd].content), part, 0)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self.at_change()
+        self.files[fd].change(size, None, 0)
+
+    def sync(self, fd: int) -> None:
+        self.at_change()
+        self.files[fd].sync()
+        if self.files[fd] is self.entries.get("q"):
+            self.after_sync()
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._edit({source.name: None, target.name: self.entries[source.name]})
+
+    def unlink(self, path: Path) -> None:
+        self._edit({path.name: None})
+
+    def _edit(self, edit: NameEdit) -> None:
+        self.at_change()
+        self.entries = edited(self.entries, edit)
+        self.edits.append(edit)
+
+    def sync_directory(self, directory: Path) -> None:
+        self.at_change()
+        self.durable_entries, self.edits = self.entries, []
+
+    def close(self, fd: int) -> None:
+        pass
+
+    def after_power_loss(self, chance: random.Random) -> Iterator[dict[str, bytes]]:
+        """What is not synced is gone, torn, zeros, or there: file by file, name by name."""
+
+        def torn(inode: Inode) -> tuple[bytes, int]:
+            return inode.content[: chance.randint(*sorted((len(inode.durable), len(inode.content))))], 0
+
+        policies = (dropped, torn, zeros, kept)
+        subsets = [self.durable_entries]
+        for edit in self.edits:
+            subsets += [edited(names, edit) for names in subsets]
+        for names in subsets:
+            for policy in (*policies, lambda inode: chance.choice(policies)(inode)):
+                yield {name: policy(inode)[0] for name, inode in names.items()}
 
 
 @attrs.define
@@ -146,10 +226,12 @@ def open_journal(directory: Path, disk: Disk, options: JournalOptions = TINY) ->
 
 
 def live(directory: Path, seed: int, disk: Disk, model: Model, before: list[Model], options: JournalOptions = TINY) -> None:
-    """Run a history. ``before``: the model before the operation that runs."""
+    """Run a history. ``before``: the models that the files may have, beside the one after the operation that runs: what was
+    before it, and earlier ones that were not synced."""
+    is_synced = options.sync_journal == 0 or not isinstance(disk, MemoryDisk)
     journal = open_journal(directory, disk, options)
     for operation, number in history(seed):
-        before[:] = [model.copy()]
+        before[:] = [*([] if is_synced else before), model.copy()]
         if operation == "restart":
             journal.close() if number % 2 else end_without_close(journal)
             model.queue, model.opened = deque(model.started()), {}
@@ -160,8 +242,18 @@ def live(directory: Path, seed: int, disk: Disk, model: Model, before: list[Mode
         assert call(journal, operation, argument) == expected, (operation, argument)
         assert (len(journal), journal.size) == (len(model.queue), sum(map(len, model.queue)))
         assert journal.opened == model.opened
-    before[:] = [model.copy()]
+    before[:] = [*([] if is_synced else before), model.copy()]
     end_without_close(journal)
+
+
+def allowed(states: list[Model]) -> list[list[bytes]]:
+    """Return the queues of a start after a crash: of one of the states, or inside a flush, which removes one by one."""
+    found = [state.started() for state in states]
+    for before, after in pairwise(states):
+        if not after.queue:
+            head = before.started()[: len(before.opened)]
+            found += [head + list(before.queue)[count:] for count in range(len(before.queue))]
+    return found
 
 
 def end_without_close(journal: Journal) -> None:
@@ -212,12 +304,44 @@ def test_crash_at_each_file_operation(seed, tmp_path):
             model, before = Model(), [Model()]
             with pytest.raises(Crash):
                 live(directory, seed, CrashingDisk(stop, torn=torn), model, before)
-            allowed = [model.started(), before[0].started()]
-            if len(model.queue) < len(before[0].queue):  # a flush removes one after the other
-                items = list(before[0].queue)
-                head = [before[0].opened[xid] for xid in sorted(before[0].opened)]
-                allowed += [head + items[count:] for count in range(len(items))]
-            assert drained(directory) in allowed, (stop, torn)
+            assert drained(directory) in allowed([*before, model]), (stop, torn)
+
+
+def sweep_power_losses(seed: int, options: JournalOptions) -> int:
+    """Run a history, and lose power before each change, also before those of a start after a kill there."""
+    model, before, chance = Model(), [Model()], random.Random(seed)
+    checked: set[tuple[object, ...]] = set()
+
+    def check(disk: MemoryDisk) -> None:
+        states = [*before, model]
+        expected = allowed(states)
+        for tree in disk.after_power_loss(chance):
+            key = (*sorted(tree.items()), *map(tuple, expected))
+            if hash(key) not in checked:
+                checked.add(hash(key))
+                found = open_journal(Path("power"), MemoryDisk(tree, lambda: None), options).replay()
+                assert [found.data(place) for place in found.state.in_delivery_order()] in expected, (seed, tree)
+
+    def kill_and_start() -> None:
+        check(disk)
+        killed = MemoryDisk({}, lambda: check(killed))
+        killed.entries, killed.durable_entries, killed.edits = copy.deepcopy((disk.entries, disk.durable_entries, disk.edits))
+        open_journal(Path("killed"), killed, options)
+
+    disk = MemoryDisk({}, kill_and_start)
+    disk.after_sync = lambda: before.__setitem__(slice(-1), [])
+    live(Path("live"), seed, disk, model, before, options)
+    return len(checked)
+
+
+@pytest.mark.parametrize("sync", [0, None])
+@pytest.mark.parametrize(
+    "block", [range(6), *(pytest.param(range(at, at + 49), marks=pytest.mark.crash) for at in range(6, 300, 49))]
+)
+def test_power_loss_at_each_file_operation(block, sync):
+    for seed in block:
+        options = attrs.evolve(TINY, sync_journal=sync, rewrite_in_memory=seed % 2 == 1)
+        assert sweep_power_losses(seed, options) > 100
 
 
 def test_packing_keeps_items_that_were_reserved_since_the_checkpoint(tmp_path):

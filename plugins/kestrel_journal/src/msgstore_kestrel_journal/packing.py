@@ -7,7 +7,7 @@ one in the packed file: a later record removes it before anybody gets it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -89,13 +89,9 @@ class JournalFiles:
             )
         for name in files.temporary:
             self._disk.unlink(self._directory / name)
-        for name in files.replaced:
-            self._disk.unlink(self._directory / name)
         for name, now in files.order:
             if name != now:
-                self._disk.rename(self._directory / now, self._directory / name)
-        if files.temporary or files.replaced or any(name != now for name, now in files.order):
-            self._disk.sync_directory(self._directory)
+                self._put_in_place(now, name, files.replaced)
         journals = [self._disk.read(self._directory / name) for name, _ in files.order]
         for number, ((name, _), journal) in enumerate(zip(files.order, journals, strict=True)):
             if name == self._queue:
@@ -125,6 +121,7 @@ class JournalFiles:
 
     def open_live(self) -> None:
         """Open the live file, and create it if it is missing."""
+        self._disk.sync_directory(self._directory)  # the file that had the name must keep its new one if the power fails
         self._fd = self._disk.open_append(self._directory / self._queue)
         self._disk.sync_directory(self._directory)
 
@@ -181,7 +178,7 @@ class JournalFiles:
         """Replace the files up to a checkpoint by one. The rename does it: a start deletes the replaced files if we do not."""
         name, _ = self._rotated[checkpoint.number]
         temporary = self._directory / f"{self._queue}{TEMPORARY}{self._last_ms}"
-        packed, size = self._directory / f"{name}.pack", 0
+        packed, size = f"{name}.pack", 0
         fd = self._disk.open_append(temporary)
         try:
             self._disk.truncate(fd, 0)
@@ -197,15 +194,22 @@ class JournalFiles:
         finally:
             self._disk.close(fd)
         self.sync()  # an item that was removed since is packed without data: what removes it must be there first
-        self._disk.rename(temporary, packed)
-        self._disk.sync_directory(self._directory)
-        for number in [number for number in self._rotated if number <= checkpoint.number]:
-            self._disk.unlink(self._directory / self._rotated[number][0])
-            if number != checkpoint.number:
-                del self._rotated[number]
-        self._disk.rename(packed, self._directory / name)
-        self._disk.sync_directory(self._directory)
+        self._disk.rename(temporary, self._directory / packed)
+        numbers = [number for number in self._rotated if number <= checkpoint.number]
+        self._put_in_place(packed, name, [self._rotated[number][0] for number in numbers])
+        for number in numbers:
+            del self._rotated[number]
         self._rotated[checkpoint.number] = (name, size)
+
+    def _put_in_place(self, packed: str, name: str, replaced: Iterable[str]) -> None:
+        """Delete what a packed file replaces, and give it its number. Each step is durable before the next one: a power loss
+        must not leave the deletions alone, or the last name beside a file that it replaces."""
+        self._disk.sync_directory(self._directory)
+        for old in replaced:
+            self._disk.unlink(self._directory / old)
+        self._disk.sync_directory(self._directory)
+        self._disk.rename(self._directory / packed, self._directory / name)
+        self._disk.sync_directory(self._directory)
 
 
 class ReadBehind:
