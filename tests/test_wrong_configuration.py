@@ -26,6 +26,8 @@ import pytest
 import msgstore
 from msgstore import directory
 from msgstore.files import Files
+from msgstore.jobs import inputs
+from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins import catalogue as catalogue_module
 from msgstore.plugins import loader
 from msgstore.scan import FormatSet
@@ -157,6 +159,8 @@ class Machine:
 
     def close(self) -> None:
         self._stack.close()
+        for cached in (worker_catalogue, inputs._open):
+            cached.cache_clear()
 
 
 @pytest.fixture
@@ -325,6 +329,29 @@ def test_formats_claiming_same_files_are_refused(machine, claimed, files):
     assert f"files {files} claimed by 2 segment formats: " in problem
     assert "'blocks' of acme-blocks 1.1.0 (entry point" in problem
     assert msgstore.load_catalogue(["acme-blocks:blocks"]).format("v2").name == "v2"
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "scan DIR --record checksum=4 --body erlang", "salvage DIR TO", "export DIR TO --processes 2", "import ROWS TO",
+        "diff DIR DIR", "migrate DIR TO --to v2",
+    ],
+)  # fmt: skip
+def test_verb_omits_plugins_that_its_configuration_disables(machine, verb, monkeypatch):
+    """Also in worker processes, and for options that look for plugins. A later command has them all."""
+    monkeypatch.setattr("msgstore.jobs.tasks.group_into_tasks.__defaults__", (2**17,))
+    machine.copy_store("v2_clean")
+    claiming(machine)
+    machine.file.write_text(f'disabled = ["acme-blocks:blocks"]\n{TABLE}')
+    (machine.path / "rows.jsonl").write_text(f'{{"id": "{"ab" * 16}", "text": "one"}}\n')
+    places = {"DIR": machine.store, "TO": machine.path / "to", "ROWS": machine.path / "rows.jsonl"}
+    words = [places.get(word, word) for word in verb.split()]
+    assert "claimed by 2" in command(*words, code=None).output
+    named = ["orders" if verb.startswith("migrate") and word == machine.store else word for word in words]
+    command(*named, "--config", machine.file)
+    shutil.rmtree(machine.path / "to", ignore_errors=True)
+    assert "claimed by 2" in command(*words, code=None).output
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import msgstore
 from damaged_corpus import DAMAGED, DATA, build_corpus
 from msgstore.cli.main import main
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, PluginError
 from msgstore.jobs.counts import read_counts
 from msgstore.jobs.diff import plan_diff
 from msgstore.jobs.export import plan_export
@@ -24,6 +24,7 @@ from msgstore.jobs.inventory import plan_inventory
 from msgstore.jobs.reconcile import WRITTEN, plan_reconcile
 from msgstore.jobs.runner import make_runner
 from msgstore.jobs.salvage import plan_salvage
+from msgstore.jobs.workers import disable_plugins
 from support import ACME_CELLS
 
 CATALOGUE = msgstore.load_catalogue()
@@ -242,6 +243,21 @@ def test_failed_job_leaves_nothing(spark, tmp_path):
         with pytest.raises(ConfigError, match=f"^{deltas[1]}: line 2 is not"):
             run(name, "reconcile", plan_reconcile(CATALOGUE, [BROKERS[0]], deltas, to=tmp_path / "to"))
     assert sorted(tmp_path.iterdir()) == deltas
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_disabled_plugin_is_omitted_by_workers(spark, name):
+    """By those of the job that was begun so."""
+    job = plan_inventory(CATALOGUE, [BROKER / "v1_clean"], now=0.0)
+    with disable_plugins(["format-v1"]), pytest.raises(PluginError, match="Disabled by the configuration: format-v1"):
+        run(name, "inventory", job)
+    assert not run(name, "inventory", job).damage
+
+
+def test_disabled_plugin_on_spark_connect_is_refused(spark, monkeypatch):
+    monkeypatch.setattr("msgstore_spark.runner.is_remote", lambda: True)
+    with disable_plugins(["format-v1"]), pytest.raises(ConfigError, match=r"Spark Connect cannot omit format-v1\. Use another"):
+        run("spark", "inventory", plan_inventory(CATALOGUE, [BROKER / "v2_clean"], now=0.0))
 
 
 @pytest.mark.parametrize(

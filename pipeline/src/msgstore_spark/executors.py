@@ -31,6 +31,7 @@ from pyspark.sql.utils import is_remote
 
 import msgstore
 from msgstore.contract import ConfigError, RecordTypeDescriptor
+from msgstore.jobs.workers import disabled_plugins
 from msgstore_spark.errors import ExecutorMismatch, SparkUnavailable
 from msgstore_spark.sessions import in_this_process
 
@@ -51,7 +52,7 @@ for each path that does not exist or cannot be accessed; ``problem``, the reason
 
 def fingerprint() -> dict[str, str]:
     """Return the versions that must be equal on driver and executors, by name, and the reasons why plugins cannot be loaded."""
-    catalogue = msgstore.load_catalogue()
+    catalogue = msgstore.load_catalogue(disabled_plugins())
     found: defaultdict[str, list[str]] = defaultdict(list)
     found["Python"] = [".".join(platform.python_version_tuple()[:2])]
     for distribution in ("msgstore", "msgstore-spark"):

@@ -12,6 +12,7 @@ from itertools import islice
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
+from msgstore.contract import ConfigError
 from msgstore.jobs.diff import DiffJob, DiffReport
 from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
@@ -22,6 +23,7 @@ from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.salvage import SalvageJob, SalvageReport
 from msgstore.jobs.tasks import ProgressCallback, ProgressMeter
+from msgstore.jobs.workers import DISABLED, disabled_plugins
 from msgstore_spark.errors import task_errors
 from msgstore_spark.executors import check_executors
 from msgstore_spark.jobs import diff, inventory, reconcile
@@ -72,6 +74,7 @@ class SparkRunner(JobRunner):
         """Yield the session, after a check that its executors have the driver's plugins and can read the inputs: one of each
         directory."""
         spark = session(self._options.master)
+        _send_disabled(spark)
         paths: list[str] = []
         for group in inputs:
             paths += islice({os.path.dirname(item.path): item.path for item in group}.values(), MAX_CHECKED_DIRECTORIES)  # noqa: PTH120 - many
@@ -79,6 +82,17 @@ class SparkRunner(JobRunner):
             check_executors(spark, paths)
             with _report_progress(spark, progress):
                 yield spark
+
+
+def _send_disabled(spark: SparkSession) -> None:
+    """Omit the plugins in the job's Python workers that this process omits. Raises ConfigError on Spark Connect."""
+    names = disabled_plugins()
+    if not is_remote():
+        spark.sparkContext.environment.pop(DISABLED, None)
+        if names:
+            spark.sparkContext.environment[DISABLED] = "\n".join(names)
+    elif names:
+        raise ConfigError(f"disabled: Spark Connect cannot omit {', '.join(names)}. Use another master, or --runner local.")
 
 
 @contextmanager

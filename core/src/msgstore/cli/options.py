@@ -25,6 +25,7 @@ from msgstore.jobs.counts import sums_of
 from msgstore.jobs.inputs import no_segments, stores_beneath
 from msgstore.jobs.reports import NotRead, find_not_read
 from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
+from msgstore.jobs.workers import disable_plugins, disabled_plugins
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import bind_records
 from msgstore.units import parse_duration, parse_size
@@ -38,6 +39,17 @@ FILE = click.Path(path_type=Path)
 def file(*names: str, metavar: str = "FILE", **keys: Any) -> Decorator[Any]:
     """Return an option whose value is a path."""
     return click.option(*names, type=FILE, metavar=metavar, **keys)
+
+
+def _disable(context: click.Context, _: click.Parameter, given: Path | None) -> Path | None:
+    if given is not None and (names := read_config(given).disabled):
+        context.with_resource(disable_plugins(names))
+    return given
+
+
+def _configuration(text: str) -> Decorator[Any]:
+    """Return the option ``--config``. Eager, because other options look for plugins, and the file disables some."""
+    return file("--config", "config_file", help=text, is_eager=True, callback=_disable)
 
 
 def named(option: str, default: str | None, text: str) -> Decorator[Any]:
@@ -55,13 +67,15 @@ class BodyOptions:
     def codec(self) -> Backend | None:
         """Return the codec with its options. With ``--config`` they are those of a store in the file that has this codec."""
         if self.body is None:
-            if self.config_file is not None:
+            if self.config_file is not None and not disabled_plugins():
                 raise ConfigError("--config has the options of the codec of --body: name one, or leave --config out")
             return None
         found = backend_of(self.body)
         if self.config_file is None or found.options:
             return found
         configs = [config.body for config in read_config(self.config_file).stores.values() if config.body.name == found.name]
+        if not configs and disabled_plugins():
+            return found
         if not configs or any(one != configs[0] for one in configs):
             what = "several stores with this codec, and different options" if configs else "no store with this codec"
             raise ConfigError(
@@ -75,7 +89,7 @@ def body(text: str) -> Decorator[Any]:
     """Return a decorator that adds ``--body`` and ``--config``. The command gets them as ``body``."""
     as_object = 'With options, a JSON object: {"use": "NAME", "OPTION": ...}.'
     codec = click.option("--body", metavar="NAME", help=f"{text} {as_object}")
-    configured = file("--config", "config_file", help="Take the options of the codec from a store in FILE that has it.")
+    configured = _configuration("Omit what FILE disables. Take the options of the codec from a store in FILE that has it.")
     return bundle("body", BodyOptions, body=codec, config_file=configured)
 
 
@@ -153,7 +167,7 @@ def bindings(option: str, text: str, name: str = "records") -> Decorator[Any]:
     """Return a repeatable option NAME=BYTE. The command gets ``name``: record type to type byte, checked."""
     return click.option(
         option, name, type=binding, multiple=True, metavar="NAME=BYTE", help=text,
-        callback=lambda _, __, given: bind_records(load_catalogue(), given, option) if given else {},
+        callback=lambda _, __, given: bind_records(load_catalogue(disabled_plugins()), given, option) if given else {},
     )  # fmt: skip
 
 
@@ -308,7 +322,7 @@ class StoreArgument:
 
 _parts = {
     "store": click.argument("store", metavar="STORE"),
-    "config_file": file("--config", "config_file", help="Configuration in which STORE is a name."),
+    "config_file": _configuration("Configuration in which STORE is a name."),
 }
 watched = bundle("store", StoreArgument, **_parts)
 """Adds STORE and ``--config``. The command gets them as ``store``."""

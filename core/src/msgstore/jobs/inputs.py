@@ -19,7 +19,7 @@ from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.detection import reads_messages
 from msgstore.jobs.paths import is_glob, matches, unreadable_directories
 from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, NotRead, SpanReport, find_not_read
-from msgstore.jobs.workers import worker_catalogue
+from msgstore.jobs.workers import disabled_plugins, worker_catalogue
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
 
@@ -124,13 +124,15 @@ def open_input(found: SegmentInput) -> OpenFormat:
     Raises PluginError if this process lacks a plugin that the process which found the segment had.
     """
     try:
-        return _open(found.format, found.records, found.distributions)
+        return _open(found.format, found.records, found.distributions, disabled_plugins())
     except PluginError as error:
         raise type(error)(f"{found.path}: {error}") from error
 
 
 @cache
-def _open(name: str, records: tuple[tuple[str, int], ...], distributions: tuple[tuple[str, str], ...]) -> OpenFormat:
+def _open(
+    name: str, records: tuple[tuple[str, int], ...], distributions: tuple[tuple[str, str], ...], _disabled: tuple[str, ...]
+) -> OpenFormat:
     return FormatSet(attrs.evolve(worker_catalogue(), remembered=dict(distributions)), dict(records)).by_name(name)
 
 

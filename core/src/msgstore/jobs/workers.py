@@ -5,7 +5,9 @@ Jobs carry names, never plugin objects; each process resolves them through its o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
 
@@ -20,6 +22,8 @@ from msgstore.scan.segment import check_values
 
 PAYLOAD = RecordField("payload", "bytes", "what a client reads")
 """Column for codecs that do not store plain bytes, unless they have a field of this name."""
+DISABLED = "_MSGSTORE_DISABLED"
+"""Environment variable with the disabled plugins, one a line. Worker processes inherit it."""
 
 
 def check_pyarrow(what: str) -> None:
@@ -28,10 +32,32 @@ def check_pyarrow(what: str) -> None:
         raise ConfigError(f"{what} with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'")
 
 
+@contextlib.contextmanager
+def disable_plugins(names: Iterable[str]) -> Iterator[None]:
+    """Omit plugins in this process and in the worker processes that it starts during the block."""
+    os.environ[DISABLED] = "\n".join(names)
+    try:
+        _forget_plugins()
+        yield
+    finally:
+        os.environ.pop(DISABLED, None)
+        _forget_plugins()
+
+
+def _forget_plugins() -> None:
+    worker_catalogue.cache_clear()
+    body_codec.cache_clear()
+
+
+def disabled_plugins() -> tuple[str, ...]:
+    """Return the names of the plugins that this process omits."""
+    return tuple(os.environ.get(DISABLED, "").splitlines())
+
+
 @cache
 def worker_catalogue() -> Catalogue:
-    """Return the catalogue of the plugins that this process has installed."""
-    return load_catalogue()
+    """Return the catalogue of the plugins that this process has installed, without the disabled ones."""
+    return load_catalogue(disabled_plugins())
 
 
 @cache

@@ -13,6 +13,7 @@ from msgstore.jobs.export import plan_export
 from msgstore.jobs.importing import plan_import
 from msgstore.jobs.reports import SETTINGS_DAMAGED, sums
 from msgstore.jobs.salvage import SalvageJob, plan_salvage
+from msgstore.jobs.workers import disabled_plugins
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 _MAX_IGNORED = 20
@@ -56,7 +57,7 @@ def salvage(
       msgstore salvage broken backup rescued --index lmdb --record checksum --json
       msgstore salvage /backups/node1 rescued --runner spark --master 'local[4]'
     """
-    catalogue = load_catalogue()
+    catalogue = load_catalogue(disabled_plugins())
     codec = body.codec()
     job = plan_salvage(catalogue, sources, destination, body=codec, check_body=codec, **choices)
     run_salvage(job, catalogue, runner, out, "salvaging")
@@ -135,7 +136,7 @@ def export(
       msgstore export data/orders ids --columns id,file,offset,size
       msgstore export '/backups/*/msg_store_persistent' all --partition-by store,format
     """
-    catalogue = load_catalogue()
+    catalogue = load_catalogue(disabled_plugins())
     job = plan_export(catalogue, paths, destination, body=body.codec(), **choices)
     report = runner.run(out, "exporting", catalogue, job.size, lambda by, bar: by.export(job, bar))
     out.emit(*(found.as_json() for found in report.inputs))
@@ -180,7 +181,7 @@ def import_(
       msgstore import exported rescued
       msgstore import messages.jsonl store --index lmdb --json
     """
-    catalogue = load_catalogue()
+    catalogue = load_catalogue(disabled_plugins())
     job = plan_import(catalogue, sources, destination, body=body.codec() or "raw", **choices)
     report = runner.run(out, "importing", catalogue, job.size, lambda by, bar: by.import_messages(job, bar))
     out.emit(report.as_json())

@@ -20,7 +20,7 @@ from msgstore.jobs.inputs import JobInputs, find_inputs, open_input
 from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
 from msgstore.jobs.reconcile import CLASSES, plan_reconcile
 from msgstore.jobs.reports import SETTINGS_DAMAGED, SpanReport
-from msgstore.jobs.workers import body_check
+from msgstore.jobs.workers import body_check, disabled_plugins
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from msgstore.scan.formats import OWN_RECORD
@@ -73,7 +73,7 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
       msgstore scan --body erlang msg_store_persistent/0.rdq
       msgstore scan --record checksum=4 --json backup/*.sqs
     """
-    found = find_inputs(load_catalogue(), paths, records=records)
+    found = find_inputs(load_catalogue(disabled_plugins()), paths, records=records)
     spans: list[SpanReport] = []
     damaged = bool(found.damage)
 
@@ -258,7 +258,7 @@ def diff(
       msgstore diff data/orders backup/orders
       msgstore diff msg_store_persistent migrated --json
     """
-    catalogue = load_catalogue()
+    catalogue = load_catalogue(disabled_plugins())
     job = plan_diff(catalogue, a, b, records=records, body=body.codec())
     report = runner.run(out, "comparing", catalogue, job.size, lambda by, bar: by.diff(job, bar))
     columns = output.columns(
