@@ -367,10 +367,10 @@ def test_items_beyond_memory_are_read_when_their_turn_comes(tmp_path):
     items = [bytes([number]) * 128 for number in range(10)]
     for item in items:
         journal.add(item)
-    assert (len(journal), len(journal._memory)) == (10, 8)
+    assert (len(journal), len(journal._items.memory)) == (10, 8)
     end_without_close(journal)
     journal = open_journal(tmp_path, Disk(), JournalOptions(max_memory_size=1024, sync_journal=None))
-    assert (len(journal), journal.size, len(journal._memory)) == (10, 1280, 8)
+    assert (len(journal), journal.size, len(journal._items.memory)) == (10, 1280, 8)
     assert [journal.remove() for _ in items] == items
     journal.close()
 

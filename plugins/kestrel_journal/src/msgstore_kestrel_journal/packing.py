@@ -17,10 +17,10 @@ from msgstore.contract import StoreError
 from msgstore_kestrel_journal import records as r
 from msgstore_kestrel_journal.disk import Disk
 from msgstore_kestrel_journal.files import LAST_NUMBER, TEMPORARY, QueueFiles, queue_files
+from msgstore_kestrel_journal.replay import BrokenEnd
 
 _BLOCK = 2**20
-"""Bytes that are read or written at once."""
-_LONGEST_HEAD = 25
+"""Bytes that are written at once."""
 _ROTATIONS = 2**31
 """Numbers that must be left for the files of one opening."""
 
@@ -106,8 +106,17 @@ class JournalFiles:
         """Return the number of a file by its name."""
         return next((number for number, (other, _) in self._rotated.items() if other == name), self.live_number)
 
-    def cut(self, name: str, size: int) -> None:
-        """Cut a file."""
+    def cut_broken(self, broken: BrokenEnd, content: r.Buffer, *, cut_damage: bool) -> None:
+        """Cut the live file at a torn end; with ``cut_damage`` any file where it is broken. Raises StoreError for damage."""
+        rest = bytes(content[broken.offset :])
+        is_torn = broken.file == self._queue and (broken.is_torn or not rest.strip(b"\0"))
+        if not is_torn and not cut_damage:
+            raise StoreError(
+                f"{self._directory / broken.file} at offset {broken.offset}: {broken.reason}; {len(rest)} bytes from there "
+                f"on cannot be read. Copy the directory, and see 'msgstore messages'. The option cut_damage cuts the file "
+                f"there, as Kestrel does."
+            )
+        name, size = broken.file, broken.offset
         fd = self._disk.open_append(self._directory / name)
         try:
             self._disk.truncate(fd, size)
@@ -210,41 +219,3 @@ class JournalFiles:
         self._disk.sync_directory(self._directory)
         self._disk.rename(self._directory / packed, self._directory / name)
         self._disk.sync_directory(self._directory)
-
-
-class ReadBehind:
-    """Reader of the items that are not in memory: from a record on, through the files, up to the end of the live one."""
-
-    def __init__(self, files: JournalFiles, number: int, offset: int) -> None:
-        self._files = files
-        self.number, self._offset = number, offset
-        self._block, self._block_at = b"", 0
-
-    def next_item(self) -> tuple[int, bytes, int | None, int] | None:
-        """Return number of the file, data, time of the add and expiry of the next item. None at the end of the live file."""
-        while True:
-            head = self._bytes(_LONGEST_HEAD)
-            if not head:
-                following = self._files.numbers_after(self.number)
-                if following is None:
-                    return None
-                self.number, self._offset, self._block = following, 0, b""
-                continue
-            size = r.size_of(head)
-            if head[0] in r.ITEMS:
-                record = self._bytes(size)
-                item = r.read_item(record, 0)
-                self._offset += size
-                return self.number, record[item.begin : item.end], item.add_ms, item.expiry_ms
-            self._offset += size
-
-    def close(self) -> None:
-        self._block = b""
-
-    def _bytes(self, size: int) -> bytes:
-        """Return up to ``size`` bytes at the offset."""
-        at = self._offset - self._block_at
-        if not (self._block and at >= 0 and at + size <= len(self._block)):
-            self._block = self._files.read(self.number, max(size, _BLOCK), self._offset)
-            self._block_at, at = self._offset, 0
-        return self._block[at : at + size]

@@ -28,6 +28,8 @@ ADD, REMOVE, ADDX, REMOVE_TENTATIVE, SAVE_XID, UNREMOVE, CONFIRM_REMOVE, ADD_XID
 
 TIMES = 16
 """Bytes of the two times, which ``size`` counts. ADD has an expiry of 4 bytes instead."""
+MAX_DATA = 2**31 - 1 - TIMES
+"""Bytes of an item's data."""
 ADD_EXPIRY = 4
 
 ITEMS = frozenset((ADD, ADDX, ADD_XID, CONTINUE))

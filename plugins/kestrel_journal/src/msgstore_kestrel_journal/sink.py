@@ -13,7 +13,6 @@ import attrs
 from msgstore.contract import MessageBatch, QueueName, SinkContext
 from msgstore_kestrel_journal import records as r
 from msgstore_kestrel_journal.files import FORBIDDEN
-from msgstore_kestrel_journal.journal import MAX_DATA
 from msgstore_kestrel_journal.plugin import KestrelSinkOptions
 from msgstore_kestrel_journal.replay import QueueState, replay_file
 
@@ -60,9 +59,9 @@ class KestrelSink:
             return [(row, reason) for row in range(len(batch))]
         times = (batch.timestamps_ms or [None] * len(batch), batch.expiries_ms or [None] * len(batch))
         return [
-            (row, "a time is no number of 64 bits" if len(body) <= MAX_DATA else f"a body of {len(body)} bytes is too large")
+            (row, "a time is no number of 64 bits" if len(body) <= r.MAX_DATA else f"a body of {len(body)} bytes is too large")
             for row, (body, *found) in enumerate(zip(batch.bodies, *times, strict=True))
-            if len(body) > MAX_DATA or any(not -_MAX_TIME <= (value or 0) < _MAX_TIME for value in found)
+            if len(body) > r.MAX_DATA or any(not -_MAX_TIME <= (value or 0) < _MAX_TIME for value in found)
         ]
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
