@@ -506,6 +506,8 @@ def test_item_whose_removal_fills_the_disk_is_given_out(tmp_path):
     assert journal.remove() == b"precious"
     with pytest.raises(StoreClosed):
         journal.peek()
+    with pytest.raises(StoreIOError, match="while files were replaced"):
+        open_journal(tmp_path, Full(), options).close()
     assert drained(tmp_path) == []
 
 

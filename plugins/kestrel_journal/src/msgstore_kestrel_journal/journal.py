@@ -202,7 +202,7 @@ class Journal:
                 return
             try:
                 if not self._items.length and self._files.size:
-                    self._replacement.rewrite()
+                    self._replace_files(self._replacement.rewrite)
                 self._sync()
             finally:
                 self._end()
@@ -310,11 +310,11 @@ class Journal:
         self._items.close()
         self._files.close()
 
-    def _replace_files(self) -> None:
+    def _replace_files(self, replace: Callable[[], None] | None = None) -> None:
         """Rewrite, rotate or pack the files if a threshold is reached. Called before an item is added and after one is
         removed."""
         try:
-            self._replacement.run()
+            (replace or self._replacement.run)()
         except OSError as error:
             self._end()
             raise StoreIOError(
