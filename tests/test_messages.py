@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -367,7 +368,7 @@ def test_damage_of_a_continued_conversion_is_reported_once(often, tmp_path, monk
     with (origin / "q0").open("ab") as journal:
         journal.write(b"\xff" * 20)
     whole = run(origin, tmp_path / "whole.jsonl")
-    factory = catalogue().sink("jsonl").load_factory()
+    factory: Any = catalogue().sink("jsonl").load_factory()
     write, calls = factory.write, []
 
     def failing(self, batch):
@@ -583,11 +584,6 @@ def test_equal_messages_of_a_file_without_places_are_all_stored(tmp_path):
     assert len(messages(tmp_path / "out")) == 3
 
 
-def test_unknown_state_in_parquet_is_an_error(tmp_path):
-    pq.write_table(pa.table({"system": ["s"], "body": [b"x"], "state": ["READY"]}), tmp_path / "m.parquet")
-    assert "there is no state 'READY'" in command("messages", tmp_path / "m.parquet", code=2).output
-
-
 def test_queues_that_share_a_directory_do_not_overwrite(tmp_path):
     (tmp_path / "m.jsonl").write_text("".join(f'{{"system":"{name}","queue":"q","body":"eA=="}}\n' for name in "ab"))
     report = run(tmp_path / "m.jsonl", tmp_path / "out", sink="files")
@@ -608,3 +604,29 @@ def test_raw_record_of_another_message_is_not_written(tmp_path):
     names = {row["queue"] for row in found}
     assert "NEW" in names
     assert rows[0]["queue"] not in names
+
+
+@pytest.mark.parametrize(("accepts", "types"), [((), {3, 4}), (("checksum",), {3, 4}), (("message",), {3})])
+def test_records_of_a_store_are_reflowed(tmp_path, accepts, types):
+    """A reader that knows only plain records gets plain ones; the bodies and ids are the same."""
+    for record in ("message", "checksum"):
+        keys = {"format": {"use": "v2", "records": {"checksum": 4}}, "record": record}
+        with msgstore.open_store(tmp_path / "store", **keys) as store, store.client() as client:
+            client.write_many((f"{record:>14}{n:2}".encode(), b"body %d" % n) for n in range(10))
+    arguments = [part for layout in accepts for part in ("--accepts", layout)]
+    rows = json_of("messages", tmp_path / "store", "--raw", *arguments)
+    rows = [row for row in rows if "raw" in row]
+    assert {base64.b64decode(row["raw"])[0] for row in rows} == types
+    assert len({row["id"] for row in rows}) == 20
+    for row in rows:
+        raw = base64.b64decode(row["raw"])
+        assert bytes.fromhex(row["id"]) in raw
+        assert base64.b64decode(row["body"]) in raw
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("kestrel", "has records of one layout"), ("store", "no such record type"), ("rocketmq", "no such layout")],
+)
+def test_layout_that_is_not_there_is_refused(tmp_path, name, told):
+    assert told in command("messages", source_of(name, tmp_path), "--raw", "--accepts", "v9", code=2).output

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 import zlib
 from pathlib import Path
 
+import flatbuffers
 import pytest
 
 from msgstore.config import Backend
@@ -17,12 +19,13 @@ from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.plugins.catalogue import load_catalogue
-from msgstore_rocketmq_log import check, scan_file
+from msgstore_rocketmq_log import check, flat, scan_file
 from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.files import FILLER, file_name
-from msgstore_rocketmq_log.frame import make_frame
-from msgstore_rocketmq_log.incarnations import TopicTable
+from msgstore_rocketmq_log.frame import Frame, make_frame
+from msgstore_rocketmq_log.incarnations import Incarnation, TopicTable, table_of
+from msgstore_rocketmq_log.log import CommitLog, log_files
 
 DATA = Path(__file__).parents[3] / "tests/data/vectors"
 STORE_MS = 1_700_000_000_000
@@ -45,6 +48,7 @@ class Writer:
         *,
         properties: dict | None = None,
         incarnation: int | None = None,
+        header: dict | bytes = b"",
         **fields,
     ) -> int:
         """Return the offset of the record."""
@@ -53,9 +57,11 @@ class Writer:
 
         def encode() -> bytes:
             if incarnation is not None:
-                header = {"topic": topic, "queue_id": queue_id, "topic_incarnation": incarnation, "body_crc": zlib.crc32(body)}
                 place = {name: fields[name] for name in ("queue_offset", "store_timestamp")}
-                return make_frame(header, body, physical_offset=self.position, **place).encode()
+                if isinstance(header, bytes) and header:
+                    return Frame(self.position, number, fields["store_timestamp"], header, body).encode()
+                values = {"topic": topic, "queue_id": queue_id, "topic_incarnation": incarnation, "body_crc": zlib.crc32(body)}
+                return make_frame(values | dict(header), body, physical_offset=self.position, **place).encode()
             pairs = p.encode((properties or {}).items()).encode()
             return v1.encode(
                 body=body, topic=topic.encode(), properties=pairs, queue_id=queue_id, physical_offset=self.position,
@@ -358,9 +364,9 @@ def test_other_layouts_are_named(tmp_path):
     assert [(info.type, info.read) for info in found] == [("DLedger log", False), ("timer log", False)]
 
 
-def copy(source: Path, destination: Path, **choices):
-    sink = Backend("rocketmq", {"file_size": 2000, "queue_entries": 10})
-    job = plan_convert(load_catalogue(), source, str(destination), select(everything=True), sink=sink, **choices)
+def copy(origin: Path, destination: Path, *, v2: bool = False, **choices):
+    sink = Backend("rocketmq", {"file_size": 2000, "queue_entries": 10, "v2": v2})
+    job = plan_convert(load_catalogue(), origin, str(destination), select(everything=True), sink=sink, **choices)
     return convert(job, ProgressMeter(0))
 
 
@@ -390,6 +396,87 @@ def test_sink_writes_what_the_brokers_rules_accept(tmp_path):
     after, damage = read(tmp_path / "out")
     assert (after, damage) == (before, [])
     assert not list(tmp_path.glob(".*"))
+
+
+def header_of_version(fields: int) -> bytes:
+    """A header of a version with so many fields: its topic, and the last field. This version has 13."""
+    builder = flatbuffers.Builder(64)
+    topic = builder.CreateString("t")
+    builder.StartObject(fields)
+    builder.PrependUOffsetTRelativeSlot(0, topic, 0)
+    if fields > 13:
+        builder.PrependInt32Slot(fields - 1, 77, 0)
+    builder.Finish(builder.EndObject(), file_identifier=flat.IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def frames(store: Path) -> list[Frame | str]:
+    files = sorted((store / "commitlog").iterdir())
+    log = CommitLog(
+        log_files({file.name: file.stat().st_size for file in files}, ""), lambda name: files[0].with_name(name).read_bytes()
+    )
+    return [log.record(place).frame for place, *_ in log.scan([])]
+
+
+def test_records_of_v2_go_through_v1_and_back(tmp_path):
+    """A header with a field of a later version, one without the newest field, incarnations, and v1 records among them."""
+    log, table = Writer(tmp_path / "in"), TopicTable(last=6)
+    for topic in ("T", "t"):
+        table.create(topic, 0)
+    log.add("T", b"plain", properties={"TAGS": "a"})
+    log.add("T", b"v2", incarnation=7, header={"system": {"tags": "b"}, "user_properties": [{"name": "k", "value": b"v"}]})
+    log.add("t", b"later", incarnation=0, header=header_of_version(14))
+    log.add("t", b"older", incarnation=0, header=header_of_version(12))
+    table.save(log.save())
+    copied = copy(tmp_path / "in", tmp_path / "v2", v2=True)
+    assert (copied.total("written"), copied.total("refused")) == (4, 0)
+    reflowed = copy(tmp_path / "v2", tmp_path / "v1")
+    assert (reflowed.total("written"), reflowed.total("refused")) == (4, 0)
+    assert not any(frames(tmp_path / "v1"))
+    assert not (tmp_path / "v1/config/recordLayout.json").exists()
+    copy(tmp_path / "v1", tmp_path / "again", v2=True)
+    stored = {frame.body: frame.header_bytes for frame in frames(tmp_path / "in") if frame}
+    for place in ("v2", "again"):
+        made = {frame.body: frame.header_bytes for frame in frames(tmp_path / place)}
+        assert {body: made[body] for body in (b"later", b"v2" if place == "v2" else b"later")}.items() <= stored.items()
+        assert len(made) == 4
+        assert read(tmp_path / place)[1] == []
+    assert TopicTable(7, {"T": [Incarnation(7, 0)], "t": [Incarnation(0, 0)]}) == table_of(
+        json.loads((tmp_path / "v2/config/topicIncarnations.json").read_bytes())
+    )
+    bodies = [sorted(row[5] for row in read(tmp_path / place)[0]) for place in ("in", "v2", "v1", "again")]
+    assert bodies == [bodies[0]] * 4
+
+
+def test_record_without_a_form_for_the_reader_is_refused(tmp_path):
+    log = Writer(tmp_path / "in")
+    log.add("T", b"shadow", incarnation=0, header={"user_properties": [{"name": "TAGS", "value": b"x"}]})
+    log.add("T", b"six", born_host=bytes(range(16)))
+    log.save()
+    assert copy(tmp_path / "in", tmp_path / "v2", v2=True).total("written") == 2
+    report = copy(tmp_path / "in", tmp_path / "v1")
+    assert (report.total("written"), report.total("refused")) == (1, 1)
+    assert "'TAGS' has the name of a system property" in next(iter(report.reasons))
+    source = Backend("rocketmq", {"reflow_prefix": True})
+    assert copy(tmp_path / "in", tmp_path / "prefixed", source=source).total("written") == 2
+    found = [batch.properties for batch in read_batches(tmp_path / "prefixed")]
+    assert found == [[{}, {}]]
+    plain = copy(tmp_path / "in", tmp_path / "plain", accepts=("v1",), source=source)
+    assert plain.total("written") == 2
+    [batch] = read_batches(tmp_path / "plain")
+    assert batch.headers[1]["__BORN_HOST"].startswith("[1:")
+
+
+def test_two_incarnations_do_not_become_one_topic(tmp_path):
+    rows = []
+    for number in (1, 2):
+        frame = make_frame({"topic": "T", "topic_incarnation": number}, b"x%d" % number)
+        raw = base64.b64encode(frame.encode()).decode()
+        rows.append({"system": "rocketmq", "queue": "T", "body": base64.b64encode(frame.body).decode(), "raw": raw})
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = copy(tmp_path / "m.jsonl", tmp_path / "out", v2=True)
+    assert (report.total("written"), report.total("refused")) == (1, 1)
+    assert "another incarnation" in next(iter(report.reasons))
 
 
 def test_refused_names_and_values(tmp_path):

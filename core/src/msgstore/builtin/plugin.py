@@ -139,7 +139,7 @@ def msgstore_sources() -> list[SourceDescriptor]:
             factory="msgstore.jobs.messages.store_source:StoreSource",
             detect="msgstore.jobs.messages.store_source:detect",
             sample="msgstore.jobs.messages.store_source:sample",
-            capabilities=[Capability.RANDOM_ACCESS],
+            capabilities=[Capability.RANDOM_ACCESS, Capability.REFLOW],
             summary="the live messages of a store of msgstore, or of a broker's message store",
         ),
         SourceDescriptor(

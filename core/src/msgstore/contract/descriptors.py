@@ -60,6 +60,8 @@ class Capability(enum.Enum):
     """GC policy: it may return ``Drop``, which deletes live messages. Without this capability ``Drop`` is ignored."""
     RANDOM_ACCESS = "random-access"
     """Source: any positions of a queue are read in the same time. The source is a :class:`RandomAccessSource`."""
+    REFLOW = "reflow"
+    """Source: records come in a layout that the reader takes, or are refused. See ``accepts`` of :class:`SourceContext`."""
     PLAIN = "plain"
     """Body codec: stored bodies are equal to the bodies that clients read and write. The engine does not call it."""
 

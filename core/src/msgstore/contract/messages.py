@@ -73,7 +73,9 @@ class MessageBatch:
     """The system's own numbers."""
     ids: Sequence[str | None] | None = None
     raws: Sequence[bytes | None] | None = None
-    """The records as stored. Only if :attr:`SourceContext.raw` asks for them."""
+    """The records as stored, or reflowed. Only if :attr:`SourceContext.raw` asks for them."""
+    refusals: Sequence[str | None] | None = None
+    """Reason for which a record has no form that the reader takes. The message is never altered: it is refused."""
     exchanges: Sequence[str | None] | None = None
     routing_keys: Sequence[Sequence[str]] | None = None
     properties: Sequence[Mapping[str, Any] | None] | None = None

@@ -19,10 +19,12 @@ class Lines:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
+from attrs.validators import matches_re
 
 from msgstore.contract.descriptors import Descriptor
 from msgstore.contract.messages import MessageBatch
@@ -39,6 +41,14 @@ class SinkDescriptor(Descriptor):
     taken back: after a kill, the messages since the last flush are sent again."""
     raw: bool = False
     """True if the sink uses ``raws`` of the batches."""
+    accepts: str = attrs.field(default="", validator=matches_re(r"|[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
+    """``"package.module:function"``: called with the options, returns the layouts of ``raws`` that the sink takes from the
+    source of the same name (``SourceContext.accepts``). Without it, the sink takes any."""
+
+    def load_accepts(self) -> Callable[[Any], Iterable[str]]:
+        """Import and return the function. Exceptions of the import are not caught."""
+        accepts: Callable[[Any], Iterable[str]] = pkgutil.resolve_name(self.accepts)
+        return accepts
 
 
 @attrs.frozen(kw_only=True)

@@ -1,11 +1,11 @@
-"""Sources: read the messages of a system from its files. A complete one, for files with a message on each line::
+r"""Sources: read the messages of a system from its files. A complete one, for files with a message on each line::
 
 class Lines:
     def __init__(self, context): self.context = context
     def queues(self):
         return [QueueInfo(name=QueueName("lines", queue=self.context.path.name))]
     def messages(self, name, first, stop):
-        bodies = bytes(self.context.read("")).splitlines()[first:stop]
+        bodies = [line.removesuffix(b"\n") for line in io.BytesIO(self.context.read(""))][first:stop]
         count = len(bodies)
         yield MessageBatch(name=name, bodies=bodies, positions=range(first, first + count), states=["ready"] * count,
                            files=[""] * count, offsets=[0] * count, sizes=[len(body) for body in bodies])
@@ -33,7 +33,7 @@ from msgstore.contract.records import Buffer
 
 @attrs.frozen(kw_only=True)
 class SourceDescriptor(Descriptor):
-    """``factory(context: SourceContext) -> Source``. Capabilities: RANDOM_ACCESS."""
+    """``factory(context: SourceContext) -> Source``. Capabilities: RANDOM_ACCESS, REFLOW."""
 
     detect: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
     """``"package.module:function"``: called with a path, returns a :class:`Candidate` or None. It opens few files, and reads
@@ -69,6 +69,10 @@ class SourceContext:
     """The time by which messages expire."""
     raw: bool = False
     """True if batches have ``raws``."""
+    accepts: frozenset[str] | None = None
+    """Layouts of ``raws`` that the reader takes beside the plain one, the same for the whole session; None: as stored. A source
+    with REFLOW writes other records in one of them, or says in ``refusals`` why there is no such form. Whether there is one
+    follows from the message and this set alone. A name that it does not know is a ConfigError."""
 
 
 class Source(Protocol):

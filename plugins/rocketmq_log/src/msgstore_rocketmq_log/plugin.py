@@ -18,6 +18,10 @@ class RocketmqSourceOptions:
     """A consumer group: what it has consumed has the state ``consumed``."""
     max_body: Size = Size(128 * 2**20)
     """Bytes of a body without its compression. A larger one is damage."""
+    reflow_prefix: bool = False
+    """v2 as v1: a user property with the name of a system property gets the prefix ``USER.``. Otherwise it is refused."""
+    reflow_escape: bool = False
+    """v2 as v1: separators in names and values of properties are written as ``%XX``. Otherwise they are refused."""
 
 
 @attrs.frozen
@@ -32,6 +36,8 @@ class RocketmqSinkOptions:
     """Write an index file for the keys of messages."""
     topic: str = "messages"
     """Topic of messages that are in no queue."""
+    v2: bool = False
+    """Write records of the v2 layout of RIP-47. No released broker reads them: it would cut the log at the first one."""
 
 
 @hookimpl
@@ -44,7 +50,7 @@ def msgstore_sources() -> Iterable[SourceDescriptor]:
             detect="msgstore_rocketmq_log.source:detect",
             sample="msgstore_rocketmq_log.source:sample",
             options=RocketmqSourceOptions,
-            capabilities=[Capability.RANDOM_ACCESS],
+            capabilities=[Capability.RANDOM_ACCESS, Capability.REFLOW],
             summary="RocketMQ's store directory: commit log, and what is beside it",
         )
     ]
@@ -59,6 +65,7 @@ def msgstore_sinks() -> Iterable[SinkDescriptor]:
             factory="msgstore_rocketmq_log.sink:RocketmqSink",
             options=RocketmqSinkOptions,
             raw=True,
+            accepts="msgstore_rocketmq_log.sink:accepted",
             summary="a store directory that a broker of RocketMQ starts on",
         )
     ]

@@ -119,6 +119,27 @@ def to_v1(frame: Frame, accepts: Collection[str] = PLAIN, options: ReflowOptions
     return record[: -p.CRC_BYTES] + v1.crc_property(record[: -p.CRC_BYTES]) if has_crc else record
 
 
+def layouts_of(record: bytes, frame: Frame | None) -> frozenset[str]:
+    """Return the layouts that a reader of a stored record takes, beside the plain one. ``frame``: of a v2 record."""
+    if frame is not None:
+        return frozenset({V2})
+    fields = v1.read_fields(record)
+    found = {V1_LONG} if fields.magic == v1.LONG_TOPIC_MAGIC else set()
+    return frozenset(found | {V1_IPV6} if fields.sys_flag & (v1.BORN_V6 | v1.STORE_V6) else found)
+
+
+def reflowed(
+    record: bytes, frame: Frame | None, accepts: Collection[str], options: ReflowOptions
+) -> tuple[bytes | None, str | None]:
+    """Return a good record in a layout that the reader takes, or the reason why there is none."""
+    if layouts_of(record, frame) <= frozenset(accepts):
+        return record, None
+    try:
+        return to_v1(frame or to_v2(record), accepts, options), None
+    except NotDeliverableError as error:
+        return None, f"its record has no form for this reader: {error}"
+
+
 def _v1_properties(
     frame: Frame, header: Mapping[str, Any], options: ReflowOptions, pairs: list[tuple[str, str]], reasons: list[str]
 ) -> bytes | None:

@@ -14,6 +14,7 @@ from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.inner_batch import BodyError, inflate, split
 from msgstore_rocketmq_log.log import PLAIN_BODY, CommitLog, LogRecord
 from msgstore_rocketmq_log.queues import TopicQueue
+from msgstore_rocketmq_log.reflow import ReflowOptions, reflowed
 
 _PARTS = v1.BORN_V6 | v1.STORE_V6 | v1.COMPRESSED | v1.INNER_BATCH
 """Flags of records that are read part by part."""
@@ -35,6 +36,9 @@ class QueueReader:
     """Number of the next message of a consumer group."""
     max_body: int
     raw: bool
+    accepts: frozenset[str] | None
+    """Layouts of raw records that the reader takes. None: any."""
+    reflow: ReflowOptions
 
     def read(self, first: int, stop: int) -> tuple[int, MessageBatch | None, list[SourceDamage]]:
         """Read messages from position ``first`` on, up to ``stop``, one file and some MiB.
@@ -102,12 +106,23 @@ class QueueReader:
             rows.append(row)
             columns.append((
                 body, record.message_id, system, user, stored, record.store_timestamp, record.verified, record.size,
+                *self._raw(data[at : at + record.size], record),
             ))  # fmt: skip
         if not rows:
             return None, damage
-        names = ("bodies", "ids", "properties", "headers", "raw_properties", "timestamps_ms", "verified", "sizes")
-        found = dict(zip(names, map(list, zip(*columns, strict=True)), strict=True))
+        names = (
+            "bodies", "ids", "properties", "headers", "raw_properties", "timestamps_ms", "verified", "sizes", "raws",
+            "refusals",
+        )  # fmt: skip
+        found = dict[str, Any](zip(names, map(list, zip(*columns, strict=True)), strict=True))
+        found |= {name: found[name] if any(found[name]) else None for name in ("raws", "refusals")}
         return self._batch(first, rows, file, data, [places[row] for row in rows], found), damage
+
+    def _raw(self, raw: bytes, record: LogRecord) -> tuple[bytes | None, str | None]:
+        """Return a record for the reader, or the reason why there is none."""
+        if not self.raw or self.accepts is None:
+            return (raw, None) if self.raw else (None, None)
+        return reflowed(raw, record.frame, self.accepts, self.reflow)
 
     def _body(self, record: LogRecord, number: int) -> tuple[bytes, bytes | None]:
         """Return body and property string of a message. Raises BodyError."""
@@ -131,13 +146,13 @@ class QueueReader:
         }
         if len(rows) < stop - first:
             columns = {name: column and [column[row] for row in rows] for name, column in columns.items()}
-        raws = [data[at : at + size] for at, size in zip(places, found["sizes"], strict=True)] if self.raw else None
+        if self.raw and "raws" not in found:
+            found["raws"] = [data[at : at + size] for at, size in zip(places, found["sizes"], strict=True)]
         return MessageBatch(
             name=self.name,
             positions=[first + row for row in rows],
             files=[file] * len(rows),
             offsets=places,
-            raws=raws,
             **found,
             **columns,
         )

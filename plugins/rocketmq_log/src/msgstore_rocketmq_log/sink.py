@@ -18,21 +18,27 @@ from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import encode
 from msgstore_rocketmq_log.files import INDEX_ENTRIES, encode_checkpoint, file_name, index_parts
-from msgstore_rocketmq_log.inner_batch import BodyError, inflate
-from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files, read_record
+from msgstore_rocketmq_log.incarnations import Incarnation, TopicTable
+from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files
+from msgstore_rocketmq_log.message_records import MadeRecord, make_record
 from msgstore_rocketmq_log.plugin import RocketmqSinkOptions
-from msgstore_rocketmq_log.queues import OWN_TOPICS
+from msgstore_rocketmq_log.reflow import LAYOUTS, V2
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _MAX_BODY = 4 * 2**20
 """Bytes of a body that a broker takes, by default."""
-_MAX_TIME = 2**63
 _BLANK = 8
 """Bytes that a file of the log must have left behind a record."""
 
 
+def accepted(options: RocketmqSinkOptions) -> tuple[str, ...]:
+    """Return the layouts of stored records that are copied as they are."""
+    return LAYOUTS if options.v2 else tuple(layout for layout in LAYOUTS if layout != V2)
+
+
 class RocketmqSink:
-    """Writer of a store.
+    """Writer of a store. With the option ``v2``, its records have the v2 layout, which no released broker reads: a file
+    ``config/recordLayout.json`` says so.
 
     Kept: topic, queue id, order, body, time, and RocketMQ's own properties; with ``--raw``, all fields but the offsets. Headers
     of other systems become user properties as text, their properties ones with the system's name before them.
@@ -43,10 +49,13 @@ class RocketmqSink:
         self._store = Path(context.destination)
         self._log = self._store / "commitlog"
         self._log.mkdir(parents=True, exist_ok=True)
-        token = context.token or {"position": 0, "queues": {}}
+        self._accepts = accepted(self._options)
+        token = context.token or {"position": 0, "queues": {}, "incarnations": {}}
         self._position: int = token["position"]
         self._queues: dict[str, int] = dict(token["queues"])
         """``topic/queue id`` to the number of its next message."""
+        self._incarnations: dict[str, int] = dict(token["incarnations"])
+        """Topic to the incarnation that its records of the v2 layout have."""
         self._now_ms = time.time_ns() // 1_000_000
         self._fd: int | None = None
         for left in sorted(self._log.iterdir()):  # of an interrupted conversion
@@ -65,26 +74,27 @@ class RocketmqSink:
         found = []
         for row in range(len(batch)):
             try:
-                record = self._record(batch, row, 0, 0)
+                size = len(self._record(batch, row).data)
                 if len(batch.bodies[row]) > _MAX_BODY:
                     raise ValueError(f"a body of {len(batch.bodies[row])} bytes is more than a broker takes ({_MAX_BODY})")
-                if len(record) + _BLANK > self._options.file_size:
-                    raise ValueError(f"a record of {len(record)} bytes does not fit into a file of the log")
+                if size + _BLANK > self._options.file_size:
+                    raise ValueError(f"a record of {size} bytes does not fit into a file of the log")
             except ValueError as error:
                 found.append((row, str(error)))
         return found
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         for row in range(len(batch)):
-            size = len(self._record(batch, row, 0, 0))
+            made = self._record(batch, row)
             room = self._options.file_size - self._position % self._options.file_size
-            if size + _BLANK > room:
+            if len(made.data) + _BLANK > room:
                 self._append(v1.blank(room))
                 self._position += room
                 self._close_file()
-            record, key = self._placed(batch, row)
-            self._append(record)
-            self._position += size
+                made = self._record(batch, row)
+            self._append(made.data)
+            self._position += len(made.data)
+            key = f"{made.topic}/{made.queue_id}"
             self._queues[key] = self._queues.get(key, 0) + 1
         return ()
 
@@ -92,7 +102,7 @@ class RocketmqSink:
         if self._fd is not None:
             os.fsync(self._fd)
         _sync_directory(self._log)
-        return {"position": self._position, "queues": self._queues}
+        return {"position": self._position, "queues": self._queues, "incarnations": self._incarnations}
 
     def finish(self) -> None:
         self._close_file()
@@ -121,6 +131,11 @@ class RocketmqSink:
             self._write_index(keys)
         _write(self._store / "checkpoint", [(0, encode_checkpoint(last_ms, last_ms))], 0)
         _write(self._store / "config" / "topics.json", [(0, encode(_topics(topics)))], 0)
+        if self._options.v2:
+            _write(self._store / "config" / "recordLayout.json", [(0, b'{"layout": "v2"}\n')], 0)
+        if self._incarnations:  # then every topic is in the table, or its messages would count as deleted
+            lives = {topic: [Incarnation(self._incarnations.get(topic, 0), created=0)] for topic in sorted(topics)}
+            TopicTable(max(self._incarnations.values()), lives).save(self._store)
 
     def close(self) -> None:
         self._close_file()
@@ -135,53 +150,13 @@ class RocketmqSink:
         parts = [None if name.vhost == "/" else name.vhost, name.queue or self._options.topic]
         return "-".join(part for part in parts if part is not None)
 
-    def _placed(self, batch: MessageBatch, row: int) -> tuple[bytes, str]:
-        """Return the record for its place, and the name of its queue."""
-        raw = _raw(batch, row)
-        topic = self._topic(batch.name) if raw is None else self._topic_of_record(batch.name, raw)
-        key = f"{topic}/{(batch.name.partition or 0) if raw is None else v1.read_fields(raw).queue_id}"
-        return self._record(batch, row, self._position, self._queues.get(key, 0)), key
-
-    def _topic_of_record(self, name: QueueName, raw: bytes) -> str:
-        """Return the topic for a record: its own, or that of the queue if the queue was renamed. Raises ValueError."""
-        fields, wanted = v1.read_fields(raw), self._topic(name)
-        topic = v1.text_of(raw, fields.topic, fields.topic_end)
-        if topic not in OWN_TOPICS:
-            return wanted
-        if v1.properties_of(raw, fields).get(p.REAL_TOPIC, topic) != wanted:
-            raise ValueError(f"a message in the broker's own topic {topic} cannot be renamed")
-        return topic
-
-    def _record(self, batch: MessageBatch, row: int, offset: int, number: int) -> bytes:
-        """Return the record of a message. Raises ValueError if it has none."""
-        raw = _raw(batch, row)
-        place: dict[str, Any] = {"physical_offset": offset, "queue_offset": number}
-        if raw is not None:
-            fields = v1.read_fields(raw)
-            kept: dict[str, Any] = {
-                name: getattr(fields, name)
-                for name in (
-                    "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "born_port", "store_timestamp", "store_host",
-                    "store_port", "reconsume_times", "prepared_transaction_offset", "magic",
-                )
-            }  # fmt: skip
-            record = v1.encode(
-                body=raw[fields.body : fields.body_end], topic=self._topic_of_record(batch.name, raw).encode(),
-                properties=raw[fields.properties : fields.end], **kept, **place,
-            )  # fmt: skip
-            if record[-p.CRC_BYTES :].startswith(p.CRC_NAME.encode()):
-                record = record[: -p.CRC_BYTES] + v1.crc_property(record[: -p.CRC_BYTES])
-            return record
-        if batch.states[row] in ("delayed", "half"):
-            raise ValueError(f"a message that is {batch.states[row]} needs its record: convert with --raw")
-        when = batch.timestamps_ms[row] if batch.timestamps_ms is not None else None
-        when = self._now_ms if when is None else when
-        if not 0 <= when < _MAX_TIME:
-            raise ValueError("its time is no number of milliseconds")
-        return v1.encode(
-            body=batch.bodies[row], topic=self._topic(batch.name).encode(), properties=_properties(batch, row),
-            queue_id=batch.name.partition or 0, born_timestamp=when, store_timestamp=when, **place,
-        )  # fmt: skip
+    def _record(self, batch: MessageBatch, row: int) -> MadeRecord:
+        """Return the record of a message for the end of the log. Raises ValueError if it has none."""
+        places = lambda topic, queue: (self._position, self._queues.get(f"{topic}/{queue}", 0))  # noqa: E731 - needs self
+        made = make_record(batch, row, self._topic(batch.name), places, self._accepts, self._now_ms)
+        if made.incarnation and self._incarnations.setdefault(made.topic, made.incarnation) != made.incarnation:
+            raise ValueError(f"the topic {made.topic} has messages of another incarnation here")
+        return made
 
     def _append(self, data: bytes) -> None:
         if self._fd is None:
@@ -211,42 +186,6 @@ class RocketmqSink:
         parts, size = index_parts(keys)
         when = datetime.fromtimestamp(keys[0][2] / 1000, UTC)
         _write(self._store / "index" / f"{when:%Y%m%d%H%M%S}{keys[0][2] % 1000:03}", parts, size)
-
-
-def _raw(batch: MessageBatch, row: int) -> bytes | None:
-    """Return the v1 record of a message that RocketMQ wrote, if it is there and is the message."""
-    raw = batch.raws[row] if batch.raws is not None and batch.name.system == "rocketmq" else None
-    if raw is None or (verdict := v1.check(raw))["size"] != len(raw) or not verdict["success"]:
-        return None
-    record = read_record(raw, 0, v1.read_fields(raw).physical_offset)
-    if not isinstance(record, LogRecord) or record.sys_flag & v1.INNER_BATCH:
-        return None
-    try:
-        return raw if inflate(record, len(batch.bodies[row])) == batch.bodies[row] else None
-    except BodyError:
-        return None
-
-
-def _properties(batch: MessageBatch, row: int) -> bytes:
-    """Return the properties of a message. Raises ValueError for one that has no form there."""
-    stored = batch.raw_properties[row] if batch.raw_properties is not None else None
-    if batch.name.system == "rocketmq" and stored is not None:
-        return stored
-    own = batch.name.system == "rocketmq"
-    pairs: list[tuple[str, str]] = []
-    for column, prefix in ((batch.properties, "" if own else f"{batch.name.system}."), (batch.headers, "")):
-        for name, value in ((column[row] if column is not None else None) or {}).items():
-            if value is None:
-                continue
-            if not isinstance(value, str | int | float):
-                raise ValueError(f"the property {name!r} is {type(value).__name__}, and only text can be one")  # noqa: TRY004 - one class
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            if not name or not text or p.VALUE_END in f"{name}{text}" or p.NAME_END in name:
-                raise ValueError(f"the property {name!r} is empty, or has a separator")
-            if not own and prefix + name in p.SYSTEM:
-                raise ValueError(f"the header {name!r} has the name of a system property")
-            pairs.append((prefix + name, text))
-    return p.encode(pairs).encode()
 
 
 def _keys(record: LogRecord, found: Mapping[str, str]) -> list[tuple[str, int, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from msgstore.contract import Candidate, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
+from msgstore.contract import Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import BrokerConfig, read_config
 from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, queue_entries
@@ -15,6 +15,7 @@ from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files, read_reco
 from msgstore_rocketmq_log.plugin import RocketmqSourceOptions
 from msgstore_rocketmq_log.properties import whole_number
 from msgstore_rocketmq_log.queues import TopicQueue, build_queues
+from msgstore_rocketmq_log.reflow import LAYOUTS, ReflowOptions
 from msgstore_rocketmq_log.rows import QueueReader
 
 SYSTEM = "rocketmq"
@@ -64,6 +65,8 @@ class RocketmqSource:
     def __init__(self, context: SourceContext) -> None:
         self._context = context
         self._options: RocketmqSourceOptions = context.options
+        if unknown := sorted((context.accepts or frozenset()) - set(LAYOUTS)):
+            raise ConfigError(f"--accepts {unknown[0]}: there is no such layout. There are: {', '.join(LAYOUTS)}")
         path = context.path
         if path.is_file():
             self._sizes = {"": path.stat().st_size}
@@ -92,7 +95,11 @@ class RocketmqSource:
         queue = self._found()[key]
         stop = len(queue) if stop is None else min(stop, len(queue))
         consumed = self._consumed(key)
-        reader = QueueReader(self._log, self._file_names, name, queue, consumed, self._options.max_body, self._context.raw)
+        options, context = self._options, self._context
+        reflow = ReflowOptions(options.reflow_prefix, options.reflow_escape)
+        reader = QueueReader(
+            self._log, self._file_names, name, queue, consumed, options.max_body, context.raw, context.accepts, reflow
+        )
         at = first
         while at < stop:
             at, batch, damage = reader.read(at, min(at + _BATCH_MESSAGES, stop))

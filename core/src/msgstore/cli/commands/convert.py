@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,8 +50,8 @@ class SourceOptions:
         given |= {name: value for name, value in (("max_age", self.max_age), ("group", self.group)) if value is not None}
         return Backend(self.source or "", given, base=Path()) if self.source or given else None
 
-    def spec(self, path: Path, *, raw: bool = False) -> SourceSpec:
-        return source_spec(load_catalogue(), path, self.backend(), raw=raw)
+    def spec(self, path: Path, *, raw: bool = False, accepts: tuple[str, ...] = ()) -> SourceSpec:
+        return source_spec(load_catalogue(), path, self.backend(), raw=raw, accepts=accepts or None)
 
 
 @attrs.frozen
@@ -82,11 +83,14 @@ from_source = options.bundle(
     max_age=click.option("--max-age", metavar="TIME", help="Kestrel: the queue's maxAge, by which messages expire."),
     group=click.option("--group", metavar="NAME", help="RocketMQ: what this consumer group has consumed is 'consumed'."),
 )
+_queue_globs = {
+    "vhost": click.option("--vhost", metavar="GLOB", help="Virtual hosts. Default: all."),
+    "queue": click.option("--queue", metavar="GLOB", help="Queues. Default: all."),
+}
 selected = options.bundle(
     "selection",
     SelectionOptions,
-    vhost=click.option("--vhost", metavar="GLOB", help="Virtual hosts. Default: all."),
-    queue=click.option("--queue", metavar="GLOB", help="Queues. Default: all."),
+    **_queue_globs,
     states=click.option(
         "--state", "states", multiple=True, metavar="NAME",
         help=f"Messages in this state: {', '.join(STATES)}. May be repeated. Default: {', '.join(LISTED)}.",
@@ -94,6 +98,10 @@ selected = options.bundle(
     everything=click.option("--all", "everything", is_flag=True, help="Messages in every state."),
     first=click.option("--from-position", "first", type=int, default=0, metavar="N", help="Skip N positions of each queue."),
     limit=click.option("--limit", type=int, metavar="N", help="At most N messages in all."),
+)  # fmt: skip
+accepted = click.option(
+    "--accepts", multiple=True, metavar="LAYOUT",
+    help="With raw records: one in another layout is written in this one or the plain one, or refused. May be repeated.",
 )  # fmt: skip
 _source_path = click.argument("path", metavar="SRC", type=options.FILE)
 
@@ -128,7 +136,7 @@ def detect(path: Path, out: output.Output) -> None:
 @click.command()
 @_source_path
 @from_source
-@selected
+@options.bundle("selection", SelectionOptions, **_queue_globs)
 @click.option("--times", is_flag=True, help="Show the time of the first and last message.")
 @options.as_json
 def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times: bool, out: output.Output) -> None:
@@ -187,9 +195,17 @@ def _notes(queue: CountedQueue) -> str:
 @click.option("--as", "view", type=click.Choice(["table", "text", "hex", "json"]), default="table", help="How to show bodies.")
 @click.option("--no-body", is_flag=True, help="With --json: without the bodies.")
 @click.option("--raw", is_flag=True, help="With --json: also the records as stored.")
+@accepted
 @options.as_json
 def messages(
-    path: Path, source: SourceOptions, selection: SelectionOptions, view: View, no_body: bool, raw: bool, out: output.Output
+    path: Path,
+    source: SourceOptions,
+    selection: SelectionOptions,
+    view: View,
+    no_body: bool,
+    raw: bool,
+    accepts: tuple[str, ...],
+    out: output.Output,
 ) -> None:
     """List the messages in SRC: those that a restart of the broker would deliver, and expired ones. Writes nothing.
 
@@ -199,13 +215,15 @@ def messages(
       msgstore messages store --as text
       msgstore messages store --all --json | jq -r .body
     """
-    spec, chosen = source.spec(path, raw=raw), selection.selection()
+    spec, chosen = source.spec(path, raw=raw, accepts=accepts), selection.selection()
+    refused = Counter[str]()
     damage: list[SourceDamage] = []
     not_read: list[QueueInfo] = []
 
     def batches() -> Iterator[MessageBatch]:
         for item in list_messages(spec, chosen):
             if isinstance(item, MessageBatch):
+                refused.update(reason for reason in item.refusals or () if reason)
                 yield item
             elif isinstance(item, SourceDamage):
                 damage.append(item)
@@ -227,7 +245,10 @@ def messages(
             for batch in batches():
                 for row, body in _with_bodies(batch):
                     _show(line, row, body, view)
-    _finish(out, damage, not_read)
+    for reason, number in refused.most_common(_MAX_REASONS):
+        out.emit({"kind": "refused", "reason": reason, "messages": number})
+        out.print(f"no raw record, {number:,}: {reason}", "yellow")
+    _finish(out, damage, not_read, refused=refused.total())
 
 
 def _with_bodies(batch: MessageBatch) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -293,6 +314,7 @@ def _show(line: Any, row: Mapping[str, Any], body: bytes, view: View) -> None:
 )  # fmt: skip
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a queue another name. May be repeated.")
 @click.option("--raw", is_flag=True, help="Keep the records as stored, for a conversion back.")
+@accepted
 @click.option("--mark-duplicates", is_flag=True, help="After a kill: mark what was perhaps sent twice.")
 @options.file("--journal", help="Journal of a conversion into a URL. Default: msgstore-convert.jsonl here.")
 @click.option("--restart", is_flag=True, help="Begin anew instead of continuing an interrupted conversion.")
@@ -306,6 +328,7 @@ def convert_(
     sink: str | None,
     sink_options: tuple[str, ...],
     rename: tuple[str, ...],
+    accepts: tuple[str, ...],
     dry_run: bool,
     out: output.Output,
     **choices: Any,
@@ -331,6 +354,7 @@ def convert_(
         source=source.backend(),
         sink=Backend(sink or "", given, base=Path()) if sink or given else None,
         rename=dict(_renamed(pair) for pair in rename),
+        accepts=accepts or None,
         **choices,
     )
 

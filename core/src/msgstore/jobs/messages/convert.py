@@ -66,6 +66,7 @@ class ConvertJob:
             "selection": attrs.asdict(self.selection),
             "rename": dict(self.rename),
             "raw": self.source.raw,
+            "accepts": self.source.accepts,
         }
 
 
@@ -107,6 +108,7 @@ def plan_convert(
     sink: Backend | None = None,
     rename: Mapping[str, str] | None = None,
     raw: bool = False,
+    accepts: tuple[str, ...] | None = None,
     now_ms: int | None = None,
     journal: Path | None = None,
     **choices: Any,
@@ -114,7 +116,7 @@ def plan_convert(
     """Check names, options and paths. Reads little, writes nothing. Raises ConfigError, PluginError, StoreError."""
     chosen = choose_sink(catalogue, destination, sink)
     descriptor = catalogue.sink(chosen.name)
-    structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base)
+    options = structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base)
     if descriptor.schemes:
         if destination.partition("://")[0] not in descriptor.schemes:
             raise ConfigError(f"{destination}: the sink {chosen.name} takes URLs such as {descriptor.schemes[0]}://...")
@@ -123,7 +125,9 @@ def plan_convert(
             raise ConfigError(f"--journal {journal}: is in the source, in which nothing is written. Name another file.")
     elif journal is not None:
         raise ConfigError(f"--journal: is for a URL. The journal of {destination} is always beside it.")
-    spec = source_spec(catalogue, path, source, raw=raw or descriptor.raw, now_ms=now_ms)
+    spec = source_spec(catalogue, path, source, raw=raw or descriptor.raw, accepts=accepts, now_ms=now_ms)
+    if accepts is None and descriptor.accepts and spec.source.name == chosen.name:
+        spec = attrs.evolve(spec, accepts=tuple(sorted(descriptor.load_accepts()(options))))
     return ConvertJob(spec, chosen, destination, selection, rename or {}, journal=journal, **choices)
 
 
@@ -255,6 +259,7 @@ class _Conversion:
         counts.selected += len(batch)
         if (new := self.job.rename.get(batch.name.queue or "")) is not None:
             batch = attrs.evolve(batch, name=attrs.evolve(batch.name, queue=new))
+        batch = self._without(counts, batch, [(row, reason) for row, reason in enumerate(batch.refusals or ()) if reason])
         batch = self._without(counts, batch, self.sink.refused(batch))
         if not len(batch):
             return

@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.config import Backend, structure
-from msgstore.contract import Buffer, ConfigError, MsgStoreError, Source, SourceContext, StoreError, StoreIOError
+from msgstore.contract import Buffer, Capability, ConfigError, MsgStoreError, Source, SourceContext, StoreError, StoreIOError
 from msgstore.files import READ_WHOLE, Files
 from msgstore.jobs.detection import detect, not_recognised
 from msgstore.jobs.workers import worker_catalogue
@@ -29,6 +29,8 @@ class SourceSpec:
     source: Backend
     now_ms: int
     raw: bool = False
+    accepts: tuple[str, ...] | None = None
+    """Layouts of records that the reader takes beside the plain one. None: as stored."""
 
 
 def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Backend:
@@ -58,14 +60,22 @@ def parse_source(text: str) -> Backend:
 
 
 def source_spec(
-    catalogue: Catalogue, path: Path, source: Backend | None = None, *, raw: bool = False, now_ms: int | None = None
+    catalogue: Catalogue,
+    path: Path,
+    source: Backend | None = None,
+    *,
+    raw: bool = False,
+    accepts: tuple[str, ...] | None = None,
+    now_ms: int | None = None,
 ) -> SourceSpec:
     """Return what :func:`open_source` takes. Checks the options. Raises StoreError, ConfigError, PluginError."""
     if not path.exists():
         raise StoreError(f"{path}: there is no such file or directory")
     chosen = choose_source(catalogue, path, source)
     _options(catalogue, chosen)
-    return SourceSpec(str(path), chosen, time.time_ns() // 1_000_000 if now_ms is None else now_ms, raw)
+    if accepts is not None and Capability.REFLOW not in catalogue.source(chosen.name).capabilities:
+        raise ConfigError(f"--accepts: the source {chosen.name} has records of one layout. Leave the option out.")
+    return SourceSpec(str(path), chosen, time.time_ns() // 1_000_000 if now_ms is None else now_ms, raw, accepts)
 
 
 def _options(catalogue: Catalogue, source: Backend) -> object:
@@ -83,6 +93,7 @@ def open_source(spec: SourceSpec, catalogue: Catalogue | None = None) -> Iterato
             read=partial(_read, files, path),
             now_ms=spec.now_ms,
             raw=spec.raw,
+            accepts=None if spec.accepts is None else frozenset(spec.accepts),
         )
         source: Source = catalogue.make(catalogue.source(spec.source.name), context)
         try:

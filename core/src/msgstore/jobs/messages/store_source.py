@@ -7,12 +7,14 @@ from pathlib import Path
 
 from msgstore.contract import (
     Candidate,
+    ConfigError,
     CorruptRecord,
     Damage,
     MessageBatch,
     MessageNotFound,
     QueueInfo,
     QueueName,
+    RecordTypeDescriptor,
     SourceContext,
     SourceDamage,
     StoreError,
@@ -25,6 +27,8 @@ from msgstore.jobs.reading.segment_check import check_segment
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.scan import FormatSet
+from msgstore.scan.formats import OWN_RECORD
+from msgstore.scan.segment import WholeRecord, describe
 
 NAME = QueueName("msgstore")
 _BATCH = 4 * 2**20
@@ -58,6 +62,14 @@ class StoreSource:
             raise StoreError(no_segments(context.path, FormatSet(worker_catalogue()), worker_catalogue()))
         self._store = open_configured(remembered_config(context.path), worker_catalogue(), mode="r", live="beside")
         self._client = self._store.client()
+        self._accepts = None if context.accepts is None else context.accepts | {OWN_RECORD}
+        self._plain = FormatSet(worker_catalogue())
+        """Formats that write plain records."""
+        known = {OWN_RECORD, *(record.name for record in worker_catalogue().descriptors(RecordTypeDescriptor))}
+        if unknown := sorted((self._accepts or set()) - known):
+            self.close()
+            there = ", ".join(sorted(known))
+            raise ConfigError(f"--accepts {unknown[0]}: no such record type is installed. There are: {there}")
         self._entries: list[StoredMessage] | None = None
 
     def queues(self) -> Iterable[QueueInfo]:
@@ -93,6 +105,7 @@ class StoreSource:
 
     def _batch(self, entries: Sequence[StoredMessage], first: int) -> Iterator[MessageBatch | SourceDamage]:
         bodies, raws, places, positions = [], [], [], []
+        refusals: list[str | None] = []
         files = {segment.number: segment.file for segment in self._store.segments()}
         for position, entry in enumerate(entries, first):
             file = files.get(entry.number, str(entry.number))
@@ -102,7 +115,9 @@ class StoreSource:
                 yield SourceDamage(file=file, offset=entry.offset, size=entry.size, reason=str(error), name=NAME, messages=1)
                 continue
             if self._context.raw:
-                raws.append(self._store.record(entry).data)
+                raw, refusal = self._accepted(self._store.record(entry), entry.msg_id)
+                raws.append(raw)
+                refusals.append(refusal)
             places.append((file, entry.offset, entry.size, entry.msg_id.hex()))
             positions.append(position)
         if bodies:
@@ -117,4 +132,15 @@ class StoreSource:
                 sizes=sizes,
                 ids=ids,
                 raws=raws if self._context.raw else None,
+                refusals=refusals if any(refusals) else None,
             )
+
+    def _accepted(self, record: WholeRecord, msg_id: bytes) -> tuple[bytes | None, str | None]:
+        """Return a record of a type that the reader takes, or the reason why there is none. Any record type has an id and a
+        stored body, and so has a plain form in its own format."""
+        if self._accepts is None or describe(record).record in (None, *self._accepts):
+            return record.data, None
+        plain = self._plain.by_name(record.form.name).format
+        if len(record.body) > plain.max_body:
+            return None, f"a body of {len(record.body)} bytes has no plain record"
+        return plain.encode([msg_id], [record.body])[0], None
