@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class StoreSink:
         self._writer = self._next_part()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        return [(row, reason) for row, _, _, reason in self._encoded(batch, self._hashes.copy()) if reason]
+        return [(row, reason) for row, _, _, reason in self._encoded(batch, ChainMap({}, self._hashes)) if reason]
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         ids, bodies, entries = [], [], []
@@ -62,7 +63,9 @@ class StoreSink:
         self._list.write(b"".join(entries))
         return ()
 
-    def _encoded(self, batch: MessageBatch, hashes: dict[bytes, bytes]) -> Iterator[tuple[int, bytes, bytes | None, str]]:
+    def _encoded(
+        self, batch: MessageBatch, hashes: MutableMapping[bytes, bytes]
+    ) -> Iterator[tuple[int, bytes, bytes | None, str]]:
         """Yield row, entry, stored body, None if it is stored already, and reason for a refusal of each message."""
         for row, body in enumerate(batch.bodies):
             msg_id, digest = message_id(batch, row), hashlib.blake2b(body, digest_size=8).digest()
