@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from msgstore.contract import MessageBatch, StoreError
-from msgstore.contract.messages import CERTAIN, STATES
-from msgstore.jobs.messages.rows import encode, printable_name
+from msgstore.contract.messages import CERTAIN
+from msgstore.jobs.messages.rows import checked_row, encode, parse_json, printable_name
 
 ORIGIN = pa.struct([pa.field("file", pa.string()), pa.field("offset", pa.int64()), pa.field("size", pa.int64())])
 MESSAGES = pa.schema([
@@ -37,8 +36,8 @@ def record_batch(batch: MessageBatch, names: Sequence[str] = MESSAGES.names) -> 
     count = len(batch)
     makers: dict[str, Callable[[], Sequence[Any] | None]] = {
         "system": lambda: [batch.name.system] * count,
-        "vhost": lambda: [batch.name.vhost] * count,
-        "queue": lambda: [batch.name.queue] * count,
+        "vhost": lambda: [batch.name.vhost and printable_name(batch.name.vhost)] * count,
+        "queue": lambda: [batch.name.queue and printable_name(batch.name.queue)] * count,
         "partition": lambda: [batch.name.partition] * count,
         "position": lambda: batch.positions,
         "sequence": lambda: batch.sequences,
@@ -70,27 +69,69 @@ def record_batch(batch: MessageBatch, names: Sequence[str] = MESSAGES.names) -> 
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def rows_of_batch(batch: pa.RecordBatch, file: Path, first: int) -> list[dict[str, Any]]:
-    """Return rows of a Parquet file as the objects that :func:`msgstore.jobs.messages.rows.batch_of` takes.
+def check_columns(path: Path, schema: pa.Schema) -> None:
+    """Check the columns of a Parquet file by their names and types. Raises StoreError."""
+    for needed in ("system", "body"):
+        if needed not in schema.names:
+            raise StoreError(
+                f"{path}: there must be a column {needed!r}; the columns are: {', '.join(schema.names)}. "
+                f"'msgstore import' reads files with id and body only."
+            )
+    for field in schema:
+        if field.name in MESSAGES.names and schema.names.count(field.name) > 1:
+            raise StoreError(f"{path}: there are several columns {field.name!r}. Rename all but one.")
+        if field.name in MESSAGES.names and not _fits(field.type, (wanted := MESSAGES.field(field.name).type)):
+            told = "Cast it, or give it another name: other columns are not read."
+            raise StoreError(f"{path}: the column {field.name!r} has the type {field.type}, and must have {wanted}. {told}")
 
-    ``first``: number of the first row. A message without an origin gets the file's name and the number of its row, so that two
-    equal messages are different ones. Raises StoreError for a value that a message cannot have.
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return True if both types have the same values in Python. Numbers may be too large: each row is checked for that."""
+    kinds = pa.types
+    if kinds.is_null(found):
+        return True
+    if kinds.is_dictionary(found):
+        return _fits(found.value_type, wanted)
+    if kinds.is_struct(wanted):
+        known = {field.name: field.type for field in wanted}
+        return kinds.is_struct(found) and all(_fits(field.type, known[field.name]) for field in found if field.name in known)
+    if kinds.is_list(wanted):
+        is_list = isinstance(found, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+        return is_list and _fits(found.value_type, wanted.value_type)
+    same: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
+        "string": (kinds.is_string, kinds.is_large_string, kinds.is_string_view),
+        "binary": (kinds.is_binary, kinds.is_large_binary, kinds.is_binary_view, kinds.is_fixed_size_binary),
+        "bool": (kinds.is_boolean,),
+    }
+    return any(is_kind(found) for is_kind in same.get(str(wanted), (kinds.is_integer,)))
+
+
+def to_rows(table: pa.Table) -> list[dict[str, Any] | str]:
+    """Return the rows, and instead of one that has no form in Python, such as text that is not UTF-8, the reason."""
+    try:
+        return list(table.to_pylist())
+    except (ValueError, pa.ArrowException) as error:
+        half = table.num_rows // 2
+        return [str(error)] if not half else to_rows(table.slice(0, half)) + to_rows(table.slice(half))
+
+
+def checked_rows(table: pa.Table, numbers: Sequence[int], file: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield rows of a Parquet file as the objects that :func:`msgstore.jobs.messages.rows.batch_of` takes, and instead of one
+    that is no message the reason.
+
+    ``numbers``: of the rows in the file. A message without an origin gets the file's name and the number of its row, so that
+    two equal messages are different ones.
     """
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    for at, row in enumerate(rows):
+    for number, row in zip(numbers, to_rows(table), strict=True):
         try:
-            for member in ("system", "body"):
-                if row.get(member) is None:
-                    raise ValueError(f"its {member!r} is null")
+            if isinstance(row, str):
+                raise ValueError(row)  # noqa: TRY004 - one class of errors
             for member in ("properties", "headers"):
                 if row.get(member) is not None:
-                    row[member] = json.loads(row[member])
-            if row.get("sha256") not in (None, hashlib.sha256(row["body"]).hexdigest()):
-                raise ValueError("its body has another sha256")
-            if (state := row.get("state")) is not None and state not in STATES:
-                raise ValueError(f"there is no state {state!r}")
-            if row.get("origin") is None:
-                row["origin"] = {"file": printable_name(file.name), "offset": first + at, "size": len(row["body"])}
+                    row[member] = parse_json(row[member])
+            found = checked_row(row)
+            if found.get("origin") is None:
+                found["origin"] = {"file": printable_name(file.name), "offset": number, "size": len(found["body"])}
+            yield found
         except ValueError as error:
-            raise StoreError(f"{file}, row {first + at}: is not a message: {error}") from None
-    return rows
+            yield f"row {number} is not a message: {error}"

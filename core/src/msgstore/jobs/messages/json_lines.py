@@ -21,7 +21,7 @@ from msgstore.contract import (
     SourceContext,
     SourceDamage,
 )
-from msgstore.jobs.messages.rows import batch_of, encode, parse_line, queue_of, rows_of
+from msgstore.jobs.messages.rows import batch_of, encode, not_unicode, parse_line, queue_of, rows_of
 
 ENDINGS = (".jsonl", ".ndjson")
 _BATCH = 4 * 2**20
@@ -139,7 +139,7 @@ class JsonLinesSink:
         self._file.truncate(context.token["size"] if context.token else 0)
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        return ()
+        return not_unicode(batch)
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         self._file.writelines(encode(row).encode() + b"\n" for row in rows_of(batch))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +21,10 @@ from msgstore.contract import (
     SinkContext,
     SourceContext,
     SourceDamage,
+    StoreIOError,
 )
 from msgstore.files import Files
-from msgstore.jobs.messages.rows import batch_of, queue_of
+from msgstore.jobs.messages.rows import batch_of, checked_row, not_unicode, queue_of
 from msgstore.jobs.paths import find_files
 from msgstore.jobs.reading.splits import open_parquet
 from msgstore.jobs.workers import check_pyarrow
@@ -29,7 +34,12 @@ if TYPE_CHECKING:
 
 ENDING = ".parquet"
 _NAME = ("system", "vhost", "queue", "partition")
-_BATCH_ROWS = 2**14
+_BATCH = 4 * 2**20
+"""Bytes of rows in one batch."""
+_ROW = 2**8
+"""Bytes of a row besides its body."""
+_MAX_READS = 2
+"""Reads of each row group, on average, before all are kept in a temporary file."""
 
 
 def detect(path: Path) -> Candidate | None:
@@ -61,7 +71,12 @@ class _Queue:
 
 
 class ParquetSource:
-    """Messages of a file, or of the files in a directory at any depth, by name."""
+    """Messages of a file, or of the files in a directory at any depth, by name.
+
+    Holds one row group without its compression, and the objects of one batch: the largest row group bounds the memory. Queues
+    that share row groups are read from a temporary file with all row groups, without compression, once each row group was read
+    twice: otherwise each queue would read them again.
+    """
 
     def __init__(self, context: SourceContext) -> None:
         check_pyarrow(f"{context.path}: Parquet is read")
@@ -71,8 +86,11 @@ class ParquetSource:
         """File, number in it, and first row of each row group."""
         self._queues: dict[QueueName, _Queue] = {}
         self._damage: list[SourceDamage] = []
-        self._decoded: tuple[int, pa.Table] | None = None
-        """The row group that was read last: queues that share one are read one after the other."""
+        self._current: tuple[int, pa.Table | str] = (-1, "")
+        """Number and content of the row group that was read last, or why it cannot be read."""
+        self._reads = 0
+        self._kept: list[pa.Table | str] = []
+        """The row groups in the temporary file."""
         for file in self._files:
             self._find_queues(file)
 
@@ -80,22 +98,20 @@ class ParquetSource:
         return [QueueInfo(name=name) for name in self._queues]
 
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
-        from msgstore.jobs.messages.columns import rows_of_batch
-
-        queue, at = self._queues[name], 0
-        stop = queue.rows if stop is None else min(stop, queue.rows)
-        for group, begin, rows in queue.spans:
-            skip = max(first - at, 0)
-            take = min(rows, stop - at) - skip
-            if take > 0:
-                file, _, base = self._groups[group]
-                table = self._read(group).slice(begin + skip, take)
-                done = 0
-                for batch in table.to_batches(_BATCH_ROWS):
-                    found = rows_of_batch(batch, file, base + begin + skip + done)
-                    yield batch_of(name, found, at + skip + done, raw=self._context.raw)
-                    done += batch.num_rows
-            at += rows
+        run: list[dict[str, Any]] = []
+        held, begin = 0, first
+        for position, row in self._rows(name, first, stop):
+            if run and (isinstance(row, SourceDamage) or held >= _BATCH):
+                yield batch_of(name, run, begin, raw=self._context.raw)
+                run, held = [], 0
+            if isinstance(row, SourceDamage):
+                yield row
+                continue
+            begin = begin if run else position
+            run.append(row)
+            held += len(row["body"]) + _ROW
+        if run:
+            yield batch_of(name, run, begin, raw=self._context.raw)
 
     def count(self, name: QueueName) -> int:
         return self._queues[name].rows
@@ -104,58 +120,125 @@ class ParquetSource:
         return self._damage
 
     def close(self) -> None:
-        self._decoded = None
+        self._current, self._kept = (-1, ""), []
+
+    def _rows(self, name: QueueName, first: int, stop: int | None) -> Iterator[tuple[int, dict[str, Any] | SourceDamage]]:
+        """Yield position and row, or damage of rows from a position on."""
+        from msgstore.jobs.messages.columns import checked_rows
+
+        queue, at = self._queues[name], 0
+        stop = queue.rows if stop is None else min(stop, queue.rows)
+        for group, spans in groupby(queue.spans, itemgetter(0)):
+            position, numbers = max(at, first), list[int]()
+            for _, begin, rows in spans:
+                numbers += range(begin + max(first - at, 0), begin + min(rows, stop - at))
+                at += rows
+            if not numbers:
+                continue
+            path, _, base = self._groups[group]
+            table, file = self._read(group), self._name(path)
+            if isinstance(table, str):
+                at_row, lost = base + numbers[0], len(numbers)
+                yield position, SourceDamage(file=file, offset=at_row, reason=table, name=name, messages=lost)
+                continue
+            step = max(_BATCH * table.num_rows // (table.nbytes + _ROW * table.num_rows), 1)
+            for some in (numbers[begin : begin + step] for begin in range(0, len(numbers), step)):
+                whole = some[-1] - some[0] + 1 == len(some)
+                part = table.slice(some[0], len(some)) if whole else table.take(some)
+                in_file = [base + number for number in some]
+                for number, row in zip(in_file, checked_rows(part, in_file, path), strict=True):
+                    if isinstance(row, str):
+                        yield position, SourceDamage(file=file, offset=number, reason=row, name=name, messages=1)
+                    else:
+                        yield position, row
+                    position += 1
+
+    def _name(self, path: Path) -> str:
+        return "" if path == self._context.path else path.relative_to(self._context.path).as_posix()
 
     def _find_queues(self, path: Path) -> None:
-        import pyarrow as pa
+        from msgstore.jobs.messages.columns import check_columns, to_rows
 
-        name = "" if path == self._context.path else path.relative_to(self._context.path).as_posix()
         try:
             with open_parquet(path) as file:
-                self._check_columns(path, file.schema_arrow.names)
-                wanted, row = [one for one in _NAME if one in file.schema_arrow.names], 0
+                check_columns(path, file.schema_arrow)
+                wanted, first = [one for one in _NAME if one in file.schema_arrow.names], 0
                 for number in range(file.num_row_groups):
-                    self._groups.append((path, number, row))
-                    table = file.read_row_group(number, columns=wanted)
-                    row += table.num_rows
-                    runs = pa.RecordBatch.from_struct_array(
-                        pa.StructArray.from_arrays([table.column(one).combine_chunks() for one in wanted], names=wanted)
-                    ).to_pylist()
-                    self._enter(len(self._groups) - 1, runs)
+                    self._groups.append((path, number, first))
+                    rows = to_rows(file.read_row_group(number, columns=wanted))
+                    self._enter(self._name(path), first, rows)
+                    first += len(rows)
         except ConfigError as error:
-            if "there must be" in str(error):
-                raise
-            self._damage.append(SourceDamage(file=name, reason=str(error)))
+            self._damage.append(SourceDamage(file=self._name(path), reason=str(error)))
 
-    def _check_columns(self, path: Path, names: Sequence[str]) -> None:
-        for needed in ("system", "body"):
-            if needed not in names:
-                raise ConfigError(
-                    f"{path}: there must be a column {needed!r}; the columns are: {', '.join(names)}. 'msgstore import' reads "
-                    f"files with id and body only."
-                )
-
-    def _enter(self, group: int, names: Sequence[Mapping[str, Any]]) -> None:
+    def _enter(self, file: str, first: int, rows: Sequence[dict[str, Any] | str]) -> None:
+        """Enter the rows of the last row group with their queues, and as damage those that have none."""
         begin = 0
-        while begin < len(names):
-            end = begin + 1
-            while end < len(names) and names[end] == names[begin]:
-                end += 1
-            queue = self._queues.setdefault(queue_of(dict(names[begin])), _Queue())
-            queue.spans.append((group, begin, end - begin))
-            queue.rows += end - begin
-            begin = end
+        for row, run in groupby(rows):
+            count = len(list(run))
+            try:
+                if isinstance(row, str):
+                    raise ValueError(row)  # noqa: TRY004 - one class of errors
+                queue = self._queues.setdefault(queue_of(checked_row({**row, "body": b""})), _Queue())
+            except ValueError as error:
+                reason = f"row {first + begin} is not a message: {error}"
+                self._damage.append(SourceDamage(file=file, offset=first + begin, reason=reason, messages=count))
+            else:
+                queue.spans.append((len(self._groups) - 1, begin, count))
+                queue.rows += count
+            begin += count
 
-    def _read(self, group: int) -> pa.Table:
-        if self._decoded is None or self._decoded[0] != group:
-            path, number, _ = self._groups[group]
+    def _read(self, group: int) -> pa.Table | str:
+        if self._kept:
+            return self._kept[group]
+        if self._current[0] == group:
+            return self._current[1]
+        self._current = (-1, "")
+        if self._reads < _MAX_READS * len(self._groups):
+            self._reads += 1
+            self._current = (group, self._decode(group))
+            return self._current[1]
+        try:
+            self._kept = self._keep()
+        except OSError as error:
+            told = f"{tempfile.gettempdir()}: a temporary file with all rows cannot be written: {error.strerror or error}"
+            raise StoreIOError(f"{told}. Set TMPDIR to a directory with more space.") from error
+        return self._kept[group]
+
+    def _decode(self, group: int) -> pa.Table | str:
+        from msgstore.jobs.messages.columns import MESSAGES
+
+        path, number, _ = self._groups[group]
+        try:
             with open_parquet(path) as file:
-                self._decoded = (group, file.read_row_group(number))
-        return self._decoded[1]
+                names = [name for name in MESSAGES.names if name in file.schema_arrow.names]
+                return file.read_row_group(number, columns=[name for name in names if name != "raw" or self._context.raw])
+        except ConfigError as error:
+            return str(error)
+
+    def _keep(self) -> list[pa.Table | str]:
+        """Return all row groups, in a temporary file that is mapped."""
+        import pyarrow as pa
+
+        reasons, ends = [], [8]
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(8))  # an empty file cannot be mapped
+            for group in range(len(self._groups)):
+                if not isinstance(table := self._decode(group), str):
+                    content = pa.BufferOutputStream()
+                    with pa.ipc.new_stream(content, table.schema) as stream:
+                        stream.write_table(table)
+                    file.write(content.getvalue())
+                reasons.append(table if isinstance(table, str) else "")
+                ends.append(file.tell())
+            file.flush()
+            mapped = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        spans = [mapped.slice(begin, end - begin) for begin, end in pairwise(ends)]
+        return [reason or pa.ipc.open_stream(span).read_all() for reason, span in zip(reasons, spans, strict=True)]
 
 
 class ParquetSink:
-    """Writer of a directory of files, one for each flush."""
+    """Writer of a directory of files, one for each flush. Holds the messages since the last flush, and the file twice."""
 
     def __init__(self, context: SinkContext) -> None:
         check_pyarrow(f"{context.target}: Parquet is written")
@@ -168,7 +251,7 @@ class ParquetSink:
                 left.unlink()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        return ()
+        return not_unicode(batch)
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         from msgstore.jobs.messages.columns import record_batch

@@ -5,16 +5,26 @@ from __future__ import annotations
 import binascii
 import hashlib
 import json
+import math
 import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from msgstore.contract import STATES, MessageBatch, QueueInfo, QueueName, SourceDamage, StoreError
+from msgstore.contract import STATES, MessageBatch, QueueInfo, QueueName, SourceDamage, StoreError, json_value
 from msgstore.contract.messages import CERTAIN, CERTAINTIES
 
-encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_encode_text = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def encode(value: Any) -> str:
+    """Return a value as compact JSON. A float that is not finite gets the form of :func:`json_value`."""
+    try:
+        return _encode(value)
+    except ValueError:
+        return _encode(json_value(value))
 
 
 def _text(value: bytes | None) -> str | None:
@@ -80,7 +90,7 @@ def rows_of(batch: MessageBatch, *, body: bool = True) -> Iterator[dict[str, Any
             "state": state,
             "certainty": certainty,
             "verified": verified,
-            "origin": {"file": file, "offset": offset, "size": size},
+            "origin": {"file": printable_name(file), "offset": offset, "size": size},
         }
 
 
@@ -105,11 +115,12 @@ def damage_as_json(damage: SourceDamage) -> dict[str, Any]:
 
 _WHOLE = (int, type(None))
 _STRING = (str, type(None))
+_BYTES = (str, bytes, type(None))
 _KINDS: dict[str, tuple[type, ...]] = {
     "system": (str,), "vhost": _STRING, "queue": _STRING, "partition": _WHOLE, "position": _WHOLE, "sequence": _WHOLE,
-    "id": _STRING, "size": _WHOLE, "sha256": _STRING, "body": (str,), "raw": _STRING, "exchange": _STRING,
+    "id": _STRING, "size": _WHOLE, "sha256": _STRING, "body": (str, bytes), "raw": _BYTES, "exchange": _STRING,
     "routing_keys": (list, type(None)), "properties": (dict, type(None)), "headers": (dict, type(None)),
-    "raw_properties": _STRING, "timestamp_ms": _WHOLE, "expiry_ms": _WHOLE, "state": _STRING, "certainty": _STRING,
+    "raw_properties": _BYTES, "timestamp_ms": _WHOLE, "expiry_ms": _WHOLE, "state": _STRING, "certainty": _STRING,
     "verified": (bool, type(None)), "origin": (dict, type(None)),
 }  # fmt: skip
 """Member to its types. ``system`` and ``body`` must be there."""
@@ -121,11 +132,28 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text:.40} is no number of 64 bits")
+    return number
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).decode
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text that :func:`encode` can write again. Raises ValueError."""
+    try:
+        found = _decode(text)
+        if "\\u" in text:  # an escape may be half of a pair, which no encoding of Unicode has
+            _encode_text(found).encode()
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    return found
 
 
 def checked_row(row: Any) -> dict[str, Any]:
-    """Check one object, and return it with its bodies decoded. Raises ValueError."""
+    """Check one object, and return it with its bodies decoded. Bytes are not decoded. Raises ValueError."""
     if not isinstance(row, dict):
         raise ValueError(f"it is {type(row).__name__}, not an object")  # noqa: TRY004 - one class of errors for the caller
     for member in _NEEDED:
@@ -134,7 +162,7 @@ def checked_row(row: Any) -> dict[str, Any]:
     for member, value in row.items():
         if member not in _KINDS:
             raise ValueError(f"{member!r} is no member of a message")
-        if not isinstance(value, _KINDS[member]) or (isinstance(value, bool) and bool not in _KINDS[member]):
+        if type(value) not in _KINDS[member]:
             raise ValueError(f"its {member!r} is {value!r:.40}")
         bits = 32 if member == "partition" else 64
         if type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
@@ -146,7 +174,7 @@ def checked_row(row: Any) -> dict[str, Any]:
         raise ValueError(f"there is no certainty {certainty!r}")
     found = dict(row)
     for member in ("body", "raw", "raw_properties"):
-        if found.get(member) is not None:
+        if isinstance(found.get(member), str):
             try:
                 found[member] = b64decode(found[member], validate=True)
             except (binascii.Error, ValueError) as error:
@@ -160,7 +188,7 @@ def _check_nested(row: dict[str, Any]) -> None:
     """Check the members within members. Raises ValueError."""
     if not all(isinstance(key, str) for key in row.get("routing_keys") or ()):
         raise ValueError("its 'routing_keys' are not all text")
-    origin = row.get("origin") or {}
+    origin = {member: value for member, value in (row.get("origin") or {}).items() if value is not None}
     offset, size = origin.get("offset", 0), origin.get("size", 0)
     numbers = all(type(number) is int and 0 <= number < 2**63 for number in (offset, size))
     if not numbers or not isinstance(origin.get("file", ""), str):
@@ -220,14 +248,32 @@ def message_id(batch: MessageBatch, row: int) -> bytes:
 def parse_line(line: bytes, where: Callable[[], str]) -> dict[str, Any]:
     """Return one line of JSON as a checked object. Raises StoreError, with ``where()``."""
     try:
-        found = _decode(line.decode("utf-8-sig"))
-        if b"\\u" in line:  # an escape may be half of a pair, which no encoding of Unicode has
-            json.dumps(found, ensure_ascii=False).encode()
-        return checked_row(found)
-    except (ValueError, RecursionError) as error:
+        return checked_row(parse_json(line.decode("utf-8-sig")))
+    except ValueError as error:
         raise StoreError(f"{where()}: is not a message: {error}") from None
 
 
 def printable_name(name: str) -> str:
     """Return a file's name as valid Unicode: bytes that are no UTF-8 become replacement characters."""
     return os.fsencode(name).decode("utf-8", "replace")
+
+
+def not_unicode(batch: MessageBatch) -> Sequence[tuple[int, str]]:
+    """Return the messages that a sink of text in UTF-8 refuses, each with the reason."""
+
+    def is_unicode(value: object) -> bool:
+        try:
+            _encode_text(value).encode()
+        except UnicodeEncodeError:
+            return False
+        return True
+
+    name = (batch.name.system, batch.name.vhost, batch.name.queue)
+    columns = (batch.ids, batch.exchanges, batch.routing_keys, batch.properties, batch.headers)
+    if not is_unicode(name):
+        return [(row, f"the name {str(batch.name)!r} is not Unicode: rename it with --rename") for row in range(len(batch))]
+    if is_unicode([column and list(column) for column in columns]):
+        return ()
+    told = "its id, exchange, routing keys, properties or headers have text that is not Unicode"
+    rows = range(len(batch))
+    return [(row, told) for row in rows if not is_unicode([column and column[row] for column in columns])]
