@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--seed", type=int, default=None, help="which of these; a random number without it, printed at the start")
     add("--examples", type=int, default=4, help="random histories of the model test, for each cell")
     add("--fuzz", type=int, default=10_000, help="mutated inputs of test_fuzz.py, over all parsers")
+    add("--fuzz-each", type=int, help="mutated inputs for each parser, instead of --fuzz")
     add("--fuzz-from", type=int, default=0, help="the first seed; another one tries other inputs")
     add("--fault-seeds", default="0-1", help="stores in which every file operation fails: a number, or FIRST-LAST")
     add("--only-fault", help="the failure to repeat, such as 42:EIO: the operation's number and the kind")

@@ -93,7 +93,8 @@ each_target = pytest.mark.parametrize("name", TARGETS)
 @each_target
 def test_mutated_inputs(name, request, report):
     """What kills a process is a failure, too."""
-    count = -(-request.config.getoption("--fuzz") * TARGETS[name].share // SHARES)
+    each = request.config.getoption("--fuzz-each")
+    count = each or -(-request.config.getoption("--fuzz") * TARGETS[name].share // SHARES)
     first = request.config.getoption("--fuzz-from")
     TARGETS[name].members()  # made once, not in each process
     parts = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
