@@ -173,10 +173,22 @@ def test_number_that_is_not_finite_is_never_written(tmp_path):
     assert "1e999 is no number of 64 bits" in damage["reason"]
 
 
-@pytest.mark.parametrize("option", ["--limit=1", "--state=ready", "--from-position=1", "--all"])
-def test_queues_refuses_options_that_select_messages(option, tmp_path):
-    (tmp_path / "m.jsonl").write_text('{"system":"s","body":"eA=="}\n')
-    assert "No such option" in command("queues", tmp_path / "m.jsonl", option, code=2).output
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ([], [(2, {"ready": 2, "consumed": 1}), (1, {"expired": 1})]),
+        (["--state=consumed"], [(1, {"ready": 2, "consumed": 1}), (0, {"expired": 1})]),
+        (["--from-position=2"], [(1, {"ready": 1}), (0, {})]),
+        (["--limit=2"], [(2, {"ready": 2}), (0, {})]),
+        (["--all", "--limit=2"], [(2, {"ready": 1, "consumed": 1}), (0, {})]),
+    ],
+)
+def test_selection_of_queues_is_that_of_messages(options, counts, tmp_path):
+    rows = [("a", "ready"), ("a", "consumed"), ("a", "ready"), ("b", "expired")]
+    lines = (f'{{"system":"s","queue":"{queue}","body":"eA==","state":"{state}"}}\n' for queue, state in rows)
+    (tmp_path / "m.jsonl").write_text("".join(lines))
+    found = json_of("queues", tmp_path / "m.jsonl", *options)
+    assert [(row["messages"], row["states"]) for row in found] == counts
 
 
 def test_store_sink_copies_no_ids_for_a_batch(tmp_path):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.reports import NotRead, SpanReport
 from msgstore.plugins.blame import PLUGIN_FAILED
 
@@ -40,7 +40,6 @@ T = TypeVar("T")
 Bar = Callable[[int, int], object]
 Columns = Mapping[str, Callable[[T], Any]]
 """Heading of a column to the function that returns its cell: text, or a number, which becomes a :func:`count`."""
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 _CONTROLS = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
@@ -92,7 +91,7 @@ class Output:
     def emit(self, *values: Mapping[str, Any]) -> None:
         """For programs: print each value as one line of compact JSON."""
         for value in values if self.as_json else ():
-            click.echo(_encode(value))
+            click.echo(encode(value))
 
     def print(self, text: Any = "", style: str = "", **options: Any) -> None:
         """For people: print with rich."""
@@ -158,7 +157,7 @@ class Output:
         """Yield a function that prints a line of a long list, or an object: at once to a terminal, in blocks to a file or
         pipe."""
         try:  # ``click.echo`` would flush every line
-            yield lambda line: sys.stdout.write(f"{visible(line) if isinstance(line, str) else _encode(line)}\n")
+            yield lambda line: sys.stdout.write(f"{visible(line) if isinstance(line, str) else encode(line)}\n")
         finally:
             sys.stdout.flush()
 

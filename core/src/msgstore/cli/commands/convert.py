@@ -83,14 +83,11 @@ from_source = options.bundle(
     max_age=click.option("--max-age", metavar="TIME", help="Kestrel: the queue's maxAge, by which messages expire."),
     group=click.option("--group", metavar="NAME", help="RocketMQ: what this consumer group has consumed is 'consumed'."),
 )
-_queue_globs = {
-    "vhost": click.option("--vhost", metavar="GLOB", help="Virtual hosts. Default: all."),
-    "queue": click.option("--queue", metavar="GLOB", help="Queues. Default: all."),
-}
 selected = options.bundle(
     "selection",
     SelectionOptions,
-    **_queue_globs,
+    vhost=click.option("--vhost", metavar="GLOB", help="Virtual hosts. Default: all."),
+    queue=click.option("--queue", metavar="GLOB", help="Queues. Default: all."),
     states=click.option(
         "--state", "states", multiple=True, metavar="NAME",
         help=f"Messages in this state: {', '.join(STATES)}. May be repeated. Default: {', '.join(LISTED)}.",
@@ -136,7 +133,7 @@ def detect(path: Path, out: output.Output) -> None:
 @click.command()
 @_source_path
 @from_source
-@options.bundle("selection", SelectionOptions, **_queue_globs)
+@selected
 @click.option("--times", is_flag=True, help="Show the time of the first and last message.")
 @options.as_json
 def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times: bool, out: output.Output) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore.contract import LISTED, STATES, MessageBatch, QueueInfo, SourceDamage
+from msgstore.contract import STATES, MessageBatch, QueueInfo, SourceDamage
 from msgstore.jobs.messages.rows import queue_as_json
 from msgstore.jobs.messages.selection import Selection, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import SourceSpec, open_source
@@ -22,7 +22,7 @@ class CountedQueue:
 
     info: QueueInfo
     messages: int = 0
-    """Messages that a restart would deliver, and expired ones."""
+    """Messages in the selected states: by default, those that a restart would deliver, and expired ones."""
     bytes: int = 0
     """Size of their bodies."""
     states: Counter[str] = attrs.field(factory=Counter)
@@ -36,12 +36,12 @@ class CountedQueue:
     last_ms: int | None = None
     """Earliest and latest time of a message."""
 
-    def add(self, batch: MessageBatch) -> None:
-        """Count a batch."""
+    def add(self, batch: MessageBatch, states: Collection[str]) -> None:
+        """Count a batch. Messages in other states than ``states`` are counted apart."""
         self.states.update(batch.states)
         self.certainties.update(batch.certainties or ())
         for state, body in zip(batch.states, batch.bodies, strict=True):
-            if state in LISTED:
+            if state in states:
                 self.messages += 1
                 self.bytes += len(body)
         times = [time for time in batch.timestamps_ms or () if time is not None]
@@ -65,19 +65,22 @@ class CountedQueue:
 
 
 def count_queues(spec: SourceSpec, selection: Selection, meter: ProgressMeter) -> tuple[list[CountedQueue], list[SourceDamage]]:
-    """Read every message, and return the queues and all damage. Raises StoreError, ConfigError, PluginError."""
-    everything = attrs.evolve(selection, states=STATES)
+    """Count the selected messages, and return the queues and all damage. Without a limit, every message is read, and those in
+    other states are counted apart. Raises StoreError, ConfigError, PluginError."""
+    wanted = selection if selection.limit is not None else attrs.evolve(selection, states=STATES)
+    taken = 0
     with open_source(spec) as source:
         queues = [CountedQueue(info) for info in selected_queues(source, selection)]
         damage = list(source.damage())
         for queue in queues:
-            for item in selected_messages(source, queue.info.name, everything) if queue.info.read else ():
+            for item in selected_messages(source, queue.info.name, wanted, taken) if queue.info.read else ():
                 if isinstance(item, SourceDamage):
                     damage.append(item)
                     queue.damage += 1
                     queue.missing += item.messages
                 else:
-                    queue.add(item)
+                    queue.add(item, selection.states)
+                    taken += len(item)
                     meter.add(sum(item.sizes))
         return queues, damage
 
