@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +23,7 @@ from msgstore.config import Backend
 from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
 from msgstore.jobs.detection import detect
 from msgstore.jobs.messages import convert as converting
+from msgstore.jobs.messages import parallel
 from msgstore.jobs.messages.conversion_report import ConvertReport
 from msgstore.jobs.messages.convert import convert, plan_convert
 from msgstore.jobs.messages.rows import message_id, rows_of
@@ -325,11 +327,7 @@ def test_interrupted_conversion_continues(step, sink, often, tmp_path, monkeypat
     assert report.resumed or step == "write"
     assert len(calls) > 2
     if sink == "files":
-        assert {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()} == {
-            path.relative_to(tmp_path / "whole"): path.read_bytes()
-            for path in (tmp_path / "whole").rglob("*")
-            if path.is_file()
-        }
+        assert contents(place) == contents(tmp_path / "whole")
     else:
         members = ("queue", "position", "body", "timestamp_ms", "id") if sink != "store" else ("body", "id")
         found, expected = ([[row[m] for m in members] for row in messages(path, sink)] for path in (place, tmp_path / "whole"))
@@ -382,6 +380,46 @@ def test_damage_of_a_continued_conversion_is_reported_once(often, tmp_path, monk
             break
     assert report.resumed
     assert report.damage == whole.damage != []
+
+
+@pytest.mark.parametrize("sink", ["parquet", "jsonl", "files"])
+def test_conversion_in_parts_has_the_same_messages(sink, tmp_path, monkeypatch):
+    """As on Spark, but the parts are converted one after the other."""
+    monkeypatch.setattr(parallel, "TASK_MESSAGES", 7)
+    monkeypatch.setattr(parallel, "MAX_PARTS", 1000)
+    origin = source_of("jsonl", tmp_path)
+    job = plan_convert(catalogue(), origin, str(tmp_path / "parts"), select(first=3), sink=Backend(sink))
+    report, parts = parallel.plan_parts(job)
+    assert len(parts) > 2 * len(report.queues) > 2
+    report = parallel.convert_in_parts(job, report, parts, map, ProgressMeter(0))
+    whole = run(origin, tmp_path / "whole", sink=sink, selection={"first": 3})
+    assert [one.as_json() for one in report.queues] == [one.as_json() for one in whole.queues]
+    if sink == "files":
+        assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    else:
+        assert messages(tmp_path / "parts", sink) == messages(tmp_path / "whole", sink)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_conversion_in_parts_leaves_nothing_if_it_fails(tmp_path, often, monkeypatch):
+    origin = source_of("jsonl", tmp_path)
+    job = plan_convert(catalogue(), origin, str(tmp_path / "out"), select(), sink=Backend("files"), rename={"q0": "q1"})
+    before = set(tmp_path.iterdir())
+    with pytest.raises(StoreError, match="two queues have the directory q1: rename one"):
+        parallel.convert_in_parts(job, *parallel.plan_parts(job), map, ProgressMeter(0))
+    assert set(tmp_path.iterdir()) == before
+    with monkeypatch.context() as patched:
+        patched.setattr(catalogue().sink("files").load_factory(), "write", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(origin, tmp_path / "out", sink="files")
+    with pytest.raises(StoreError, match="an unfinished conversion is there"):
+        parallel.convert_in_parts(job, *parallel.plan_parts(job), map, ProgressMeter(0))
+    with pytest.raises(ConfigError, match="--limit and the sink store: messages are converted one after the other"):
+        parallel.plan_parts(attrs.evolve(job, sink=Backend("store"), selection=select(limit=1)))
+
+
+def contents(top: Path) -> dict[Path, bytes]:
+    return {path.relative_to(top): path.read_bytes() for path in top.rglob("*") if path.is_file()}
 
 
 SERVICE = """

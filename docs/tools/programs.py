@@ -47,10 +47,11 @@ def _options(command: click.Command) -> list[click.Option]:
 
 
 def shared() -> str:
-    options = {name: next(o for _, command in commands() for o in _options(command) if o.opts[0] == name) for name in SHARED}
+    found = [option for _, command in commands() for option in _options(command)]
+    texts = _common_help()
+    options = {name: next(o for o in found if o.opts[0] == name and o.help == texts[name]) for name in SHARED}
     rows = [
-        (_heading(options[name]), _mark_options(text) + _default(options[name]), _scope(name))
-        for name, text in _common_help().items()
+        (_heading(options[name]), _mark_options(text) + _default(options[name]), _scope(name)) for name, text in texts.items()
     ]
     return table(("option", "", ""), rows)
 

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import PySparkException
 
 import msgstore
+from msgstore.cli.main import main
 from msgstore.config import Backend
 from msgstore.contract import ConfigError
 from msgstore.contract.messages import SourceDamage
+from msgstore.jobs.messages import parallel
 from msgstore.jobs.messages.columns import record_batch
 from msgstore.jobs.messages.selection import select, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import open_source, source_spec
@@ -60,8 +63,8 @@ def test_selection_is_that_of_the_command(spark):
 @pytest.mark.parametrize("size", [1, 2])
 def test_split_queue_has_each_message_once(monkeypatch, size):
     """Without a session: the parts of a queue are read one after the other."""
-    monkeypatch.setattr(messages, "_TASK_MESSAGES", size)
-    monkeypatch.setattr(messages, "_MAX_TASKS", 1000)
+    monkeypatch.setattr(parallel, "TASK_MESSAGES", size)
+    monkeypatch.setattr(parallel, "MAX_PARTS", 1000)
     options = MessageOptions.of({"path": str(SOURCES["rocketmq"]), "source": "rocketmq", "state": "all"})
     reader = MessageReader(options, messages.MESSAGES.names)
     parts = list(reader.partitions())
@@ -99,3 +102,20 @@ def test_stream_of_messages_is_refused(spark):
         spark.readStream.format("msgstore").option("source", "kestrel").load(str(SOURCES["kestrel"])).writeStream.format(
             "memory"
         ).queryName("q").start().processAllAvailable()
+
+
+def test_command_converts_on_spark(spark, tmp_path):
+    arguments = ["convert", str(SOURCES["kestrel"]), str(tmp_path / "out.parquet"), "--runner", "spark", "--json"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1, done.output  # one of the journals is broken
+    local = CliRunner().invoke(main, [*arguments[:2], str(tmp_path / "local.parquet"), "--json"])
+    assert [json.loads(line) for line in done.stdout.splitlines()][:-1] == [
+        json.loads(line) for line in local.stdout.splitlines()
+    ][:-1]
+    key = lambda row: (row["queue"], row["position"])  # noqa: E731
+    assert rows_of_core("parquet", tmp_path / "out.parquet") == sorted(
+        rows_of_core("parquet", tmp_path / "local.parquet"), key=key
+    )
+    refused = CliRunner().invoke(main, [*arguments[:2], str(tmp_path / "out"), "--sink", "kestrel", "--runner", "spark"])
+    assert refused.exit_code == 2
+    assert "Use --runner local" in refused.output

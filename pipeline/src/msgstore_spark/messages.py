@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from msgstore.contract import Capability, ConfigError, QueueName, RandomAccessSource, SourceDamage, StoreError
+from msgstore.contract import ConfigError, SourceDamage, StoreError
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
+from msgstore.jobs.messages.parallel import QueuePart, queue_parts
 from msgstore.jobs.messages.selection import Selection, select, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import SourceSpec, open_source, parse_source, source_spec
 from msgstore.jobs.workers import worker_catalogue
@@ -26,17 +27,13 @@ OPTIONS = {
     "raw": "`true`: the column `raw` has the records as stored",
     "mode": "`PERMISSIVE` (default): damage has no rows; `FAILFAST`: damage fails the query",
 }
-_TASK_MESSAGES = 2**17
-"""Messages of one task. A source that reads any positions in the same time still has to be opened in each."""
-_MAX_TASKS = 16
-"""Tasks of one queue."""
 
 
 class MessagePartition(InputPartition):
-    """Part of a queue."""
+    """Part of a queue; None if there is no queue."""
 
-    def __init__(self, name: QueueName | None, first: int = 0, stop: int | None = None) -> None:
-        self.name, self.first, self.stop = name, first, stop
+    def __init__(self, part: QueuePart | None) -> None:
+        self.part = part
 
 
 @attrs.frozen
@@ -81,18 +78,12 @@ class MessageReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the parts of all selected queues."""
-        is_random = Capability.RANDOM_ACCESS in worker_catalogue().source(self._options.spec.source.name).capabilities
-        found: list[InputPartition] = []
         with open_source(self._options.spec) as source:
-            for info in selected_queues(source, self._options.selection):
-                count = cast("RandomAccessSource", source).count(info.name) if is_random and info.read else 0
-                step = max(_TASK_MESSAGES, -(-count // _MAX_TASKS))
-                if info.read:
-                    found += (MessagePartition(info.name, first, first + step) for first in range(0, count, step))
-                    found += [] if is_random else [MessagePartition(info.name)]
+            queues = [info for info in selected_queues(source, self._options.selection) if info.read]
             if self._options.fail_fast:
                 _refuse(self._options.spec.path, next(iter(source.damage()), None))
-        return found or [MessagePartition(None)]
+            parts = queue_parts(source, self._options.spec, queues)
+        return [MessagePartition(part) for part in parts] or [MessagePartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of a part."""
@@ -104,11 +95,11 @@ class MessageReader(DataSourceReader):
         freeze_imports()
 
     def _batches(self, partition: MessagePartition, columns: Sequence[str]) -> Iterator[Any]:
-        if partition.name is None:
+        if (part := partition.part) is None:
             return
-        selection = attrs.evolve(self._options.selection, first=partition.first)
+        selection = attrs.evolve(self._options.selection, first=part.first)
         with open_source(self._options.spec) as source:
-            for item in selected_messages(source, partition.name, selection, stop=partition.stop):
+            for item in selected_messages(source, part.name, selection, stop=part.stop):
                 if isinstance(item, SourceDamage):
                     if self._options.fail_fast:
                         _refuse(self._options.spec.path, item)

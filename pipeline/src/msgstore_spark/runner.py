@@ -18,6 +18,10 @@ from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport
+from msgstore.jobs.messages.conversion_report import ConvertReport
+from msgstore.jobs.messages.convert import ConvertJob, Refused
+from msgstore.jobs.messages.parallel import convert_in_parts, plan_parts
+from msgstore.jobs.messages.sources import SourceSpec
 from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.runner import JobRunner
@@ -67,9 +71,21 @@ class SparkRunner(JobRunner):
         with self._checked_session(progress, job.splits) as spark:
             return import_messages(job, partial(run_tasks, spark), ProgressMeter(job.size))
 
+    def convert(
+        self,
+        job: ConvertJob,
+        progress: ProgressCallback | None = None,
+        on_refused: Refused | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> ConvertReport:
+        report, parts = plan_parts(job, dry_run=dry_run)
+        with self._checked_session(progress, [job.source]) as spark:
+            return convert_in_parts(job, report, parts, partial(run_tasks, spark), ProgressMeter(0), on_refused)
+
     @contextmanager
     def _checked_session(
-        self, progress: ProgressCallback | None, *inputs: Iterable[SegmentInput | FileSplit]
+        self, progress: ProgressCallback | None, *inputs: Iterable[SegmentInput | FileSplit | SourceSpec]
     ) -> Iterator[SparkSession]:
         """Yield the session, after a check that its executors have the driver's plugins and can read the inputs: one of each
         directory."""

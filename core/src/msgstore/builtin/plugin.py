@@ -178,6 +178,7 @@ def msgstore_sinks() -> list[SinkDescriptor]:
             contract=(1, 0),
             factory="msgstore.jobs.messages.json_lines:JsonLinesSink",
             endings=(".jsonl", ".ndjson"),
+            capabilities=[Capability.JOINS],
             summary="a file with a message on each line",
         ),
         SinkDescriptor(
@@ -185,12 +186,14 @@ def msgstore_sinks() -> list[SinkDescriptor]:
             contract=(1, 0),
             factory="msgstore.jobs.messages.parquet:ParquetSink",
             endings=(".parquet",),
+            capabilities=[Capability.JOINS],
             summary="a directory of Parquet files",
         ),
         SinkDescriptor(
             name="files",
             contract=(1, 0),
             factory="msgstore.jobs.messages.files_sink:FilesSink",
+            capabilities=[Capability.JOINS],
             summary="a directory with a file for each body",
         ),
     ]

@@ -213,12 +213,13 @@ class RunnerOptions:
             return call(make_runner(catalogue, name, given), bar)
 
 
+master = click.option("--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002.")
 runner = bundle(
     "runner",
     RunnerOptions,
     runner=click.option("--runner", default=AUTO, metavar="NAME", show_default=True, help="auto (by size), local, or spark."),
     engine=click.option("--engine", metavar="NAME", hidden=True, help="Former name of --runner."),
-    master=click.option("--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002."),
+    master=master,
     processes=click.option("--processes", type=int, metavar="N", help="Number of worker processes of the local runner."),
 )
 """Adds ``--runner``, ``--master`` and ``--processes``. The command gets them as ``runner``."""

@@ -62,6 +62,8 @@ class Capability(enum.Enum):
     """Source: any positions of a queue are read in the same time. The source is a :class:`RandomAccessSource`."""
     REFLOW = "reflow"
     """Source: records come in a layout that the reader takes, or are refused. See ``accepts`` of :class:`SourceContext`."""
+    JOINS = "joins"
+    """Sink: what several processes have written can be joined. The sink is a :class:`JoiningSink`."""
     PLAIN = "plain"
     """Body codec: stored bodies are equal to the bodies that clients read and write. The engine does not call it."""
 

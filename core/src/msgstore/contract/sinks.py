@@ -32,7 +32,7 @@ from msgstore.contract.messages import MessageBatch
 
 @attrs.frozen(kw_only=True)
 class SinkDescriptor(Descriptor):
-    """``factory(context: SinkContext) -> Sink``."""
+    """``factory(context: SinkContext) -> Sink``. Capabilities: JOINS."""
 
     endings: tuple[str, ...] = ()
     """Endings of destinations that select this sink, such as ``.jsonl``."""
@@ -90,3 +90,11 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Release what is open. Called once, also after errors."""
+
+
+class JoiningSink(Sink, Protocol):
+    """A sink with the capability JOINS: parts of a conversion are written in parallel."""
+
+    def join(self, parts: Sequence[str]) -> None:
+        """Add the destinations that other sinks with the same options have completed, in this order. They may be moved. Called
+        before ``flush`` and ``finish``. Raises StoreError for parts that cannot stand together."""

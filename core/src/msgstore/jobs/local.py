@@ -16,12 +16,16 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 from msgstore.builtin.plugin import LocalOptions
 from msgstore.contract import StoreError
+from msgstore.jobs.messages.conversion_report import ConvertReport
+from msgstore.jobs.messages.convert import ConvertJob, Refused, convert
+from msgstore.jobs.messages.listing import size_of
 from msgstore.jobs.runner import JobRunner
-from msgstore.jobs.tasks import R, Run, T
+from msgstore.jobs.tasks import ProgressCallback, ProgressMeter, R, Run, T
 
 _AHEAD = 2
 """Tasks per process that are started before the oldest result is taken. Their results wait in memory."""
@@ -32,6 +36,17 @@ class LocalRunner(JobRunner):
 
     def __init__(self, options: LocalOptions) -> None:
         self._processes = options.processes or processors()
+
+    def convert(
+        self,
+        job: ConvertJob,
+        progress: ProgressCallback | None = None,
+        on_refused: Refused | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> ConvertReport:
+        """Copy messages one after the other, so that the conversion can be continued."""
+        return convert(job, ProgressMeter(size_of(Path(job.source.path)), progress), on_refused, dry_run=dry_run)
 
     def run(self, tasks: Sized) -> contextlib.AbstractContextManager[Run[Any, Any]]:
         return task_runner(self._processes, len(tasks))

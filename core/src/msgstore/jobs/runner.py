@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sized
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,6 +19,10 @@ from msgstore.jobs.diff import DiffJob, DiffReport, diff
 from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, inventory
+from msgstore.jobs.messages.conversion_report import ConvertReport
+from msgstore.jobs.messages.convert import ConvertJob, Refused
+from msgstore.jobs.messages.listing import size_of
+from msgstore.jobs.messages.parallel import convert_in_parts, plan_parts
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.salvage import SalvageJob, SalvageReport, salvage
 from msgstore.jobs.tasks import ProgressCallback, ProgressMeter, Run, group_into_tasks
@@ -64,6 +69,21 @@ class JobRunner:
         """Make a new store of rows of Parquet or lines of JSON."""
         with self.run(job.splits) as run:
             return import_messages(job, run, ProgressMeter(job.size, progress))
+
+    def convert(
+        self,
+        job: ConvertJob,
+        progress: ProgressCallback | None = None,
+        on_refused: Refused | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> ConvertReport:
+        """Copy messages from a source into a sink, which joins what the tasks have written."""
+        report, parts = plan_parts(job, dry_run=dry_run)
+        with self.run(parts) as run:
+            return convert_in_parts(
+                job, report, parts, run, ProgressMeter(size_of(Path(job.source.path)), progress), on_refused
+            )
 
     def run(self, tasks: Sized) -> AbstractContextManager[Run[Any, Any]]:
         """Return a context with a function that executes ``tasks``."""

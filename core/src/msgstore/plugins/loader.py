@@ -73,6 +73,7 @@ _PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
     (BodyCodecDescriptor, Capability.FIELDS): contract.BodyCodecWithFields,
     (SourceDescriptor, None): contract.Source,
     (SourceDescriptor, Capability.RANDOM_ACCESS): contract.RandomAccessSource,
+    (SinkDescriptor, Capability.JOINS): contract.JoiningSink,
     (SinkDescriptor, None): contract.Sink,
 }
 """Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from msgstore.contract import MessageBatch, QueueName, SinkContext
+from msgstore.contract import Capability, MessageBatch, QueueName, SinkContext
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.sources import tree
 from msgstore.testing.subjects import Subject
@@ -68,6 +68,30 @@ class SinkTests(KitTests):
             sink.finish()
             sink.close()
         assert contents(other) == contents(place)
+
+    def test_parts_are_joined_in_their_order(self, subject: Subject, place: Path, tmp_path: Path) -> None:
+        """A failure means that a conversion on several machines loses messages, or changes their order."""
+        if Capability.JOINS not in subject.descriptor.capabilities:
+            skip_without("joined parts")
+        (tmp_path / "parts").mkdir()
+        batches = [sample_batch("a", 0, 20), sample_batch("a", 20, 20), sample_batch("b", 0, 20)]
+        whole, parts = self._sink(subject, place, None), []
+        for number, batch in enumerate(batches):
+            part = self._sink(subject, tmp_path / "parts" / str(number), None)
+            parts.append(str(tmp_path / "parts" / str(number)))
+            for sink in (part, whole):
+                sink.write(accepted(sink, batch))
+                sink.flush()
+            part.finish()
+            part.close()
+        joined = self._sink(subject, tmp_path / "joined", None)
+        joined.join(parts[:1])
+        joined.join(parts[1:])
+        for sink in (joined, whole):
+            sink.flush()
+            sink.finish()
+            sink.close()
+        assert contents(tmp_path / "joined") == contents(place)
 
     def test_what_is_refused_is_not_written(self, subject: Subject, place: Path) -> None:
         """A failure means that ``refused`` writes, or that it does not say the same twice: the counts of a conversion would be

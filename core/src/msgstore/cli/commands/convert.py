@@ -19,7 +19,7 @@ from msgstore.contract.messages import CERTAIN
 from msgstore.jobs.detection import detect as find_sources
 from msgstore.jobs.detection import not_recognised
 from msgstore.jobs.messages.conversion_report import ConvertReport
-from msgstore.jobs.messages.convert import convert, plan_convert
+from msgstore.jobs.messages.convert import plan_convert
 from msgstore.jobs.messages.listing import CountedQueue, count_queues, list_messages, size_of
 from msgstore.jobs.messages.rows import damage_as_json, queue_as_json, rows_of
 from msgstore.jobs.messages.selection import Selection, select
@@ -316,6 +316,12 @@ def _show(line: Any, row: Mapping[str, Any], body: bytes, view: View) -> None:
 @options.file("--journal", help="Journal of a conversion into a URL. Default: msgstore-convert.jsonl here.")
 @click.option("--restart", is_flag=True, help="Begin anew instead of continuing an interrupted conversion.")
 @click.option("--dry-run", is_flag=True, help="Read and check everything, and write nothing.")
+@options.bundle(
+    "runner",
+    options.RunnerOptions,
+    runner=click.option("--runner", default="local", metavar="NAME", show_default=True, help="local or spark."),
+    master=options.master,
+)
 @options.as_json
 def convert_(
     path: Path,
@@ -327,19 +333,22 @@ def convert_(
     rename: tuple[str, ...],
     accepts: tuple[str, ...],
     dry_run: bool,
+    runner: options.RunnerOptions,
     out: output.Output,
     **choices: Any,
 ) -> None:
     """Copy the messages in SRC to DEST, each queue in its order. SRC is only read.
 
     DEST selects the sink: *.jsonl, *.parquet, or --sink store, files, or one of a plugin. It appears when it is complete. After
-    a kill, the same command continues. Exit code 1: damage was found, or DEST refused a message.
+    a kill, the same command continues; with --runner spark, it begins anew. Exit code 1: damage was found, or DEST refused a
+    message.
 
     \b
     Examples:
       msgstore convert /var/spool/kestrel messages.parquet
       msgstore convert store saved --sink store --sink-option index=lmdb
       msgstore convert messages.jsonl journals --sink kestrel --rename a/b=a_b
+      msgstore convert store messages.parquet --runner spark --master 'local[4]'
     """
     catalogue = load_catalogue()
     given = parse_options(sink_options, "--sink-option")
@@ -358,8 +367,7 @@ def convert_(
     def refused(info: QueueInfo, position: int, reason: str) -> None:
         out.emit({"kind": "refused", "queue": str(info.name), "position": position, "reason": reason})
 
-    with out.progress("converting") as bar:
-        report = convert(job, ProgressMeter(size_of(path), bar), refused, dry_run=dry_run)
+    report = runner.run(out, "converting", catalogue, 0, lambda by, bar: by.convert(job, bar, refused, dry_run=dry_run))
     out.emit(*(queue.as_json() for queue in report.queues))
     _show_report(out, report, f"{path} to {destination}", dry_run=dry_run)
     _finish(out, report.damage, report.not_read, refused=report.total("refused"), summary=report.as_json())

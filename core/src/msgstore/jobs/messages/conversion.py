@@ -122,14 +122,17 @@ def working(
             yield journal, work / _CONTENT
         finally:
             journal.close()
-        if (work / _CONTENT).is_file() and destination.is_dir():
-            raise StoreError(
-                f"{destination}: is a directory, and the result is a file. Give the file a name; the work is kept."
-            )
+        check_kinds(work / _CONTENT, destination)
         with staging.publishing() as content:
             files.unlink(journal.path)  # first: without it, what is left after a kill is begun anew
             files.replace(work / _CONTENT, content)
             files.remove_tree(work)
+
+
+def check_kinds(content: Path, destination: Path) -> None:
+    """Raise StoreError for a file that is to replace a directory."""
+    if content.is_file() and destination.is_dir():
+        raise StoreError(f"{destination}: is a directory, and the result is a file. Give the file a name.")
 
 
 @contextmanager

@@ -23,6 +23,11 @@ class QueueCounts:
     bytes: int = 0
     """Size of the bodies that were written."""
 
+    def add(self, other: QueueCounts) -> None:
+        """Add the counts of another part of the queue."""
+        for name in ("selected", "written", "refused", "damaged", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def as_json(self) -> dict[str, Any]:
         return {
             "kind": "queue",

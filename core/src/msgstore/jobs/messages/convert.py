@@ -140,17 +140,24 @@ def convert(
     """
     report = ConvertReport(job.destination)
     with open_source(job.source) as source:
-        queues = selected_queues(source, job.selection)
-        report.not_read = [info for info in queues if not info.read]
-        report.damage += source.damage()
-        report.lost = sum(span.messages for span in report.damage)
-        queues = [info for info in queues if info.read]
-        check_renames(job, queues)
+        queues = find_queues(source, job, report)
         with _sink(job, dry_run=dry_run) as (sink, journal):
-            _Conversion(job, report, source, sink, journal, meter, on_refused).run(queues)
+            Conversion(job, report, source, sink, journal, meter, on_refused, writes=not dry_run).run(queues)
             if journal is not None and job.journal is not None:
                 journal.end()
     return report
+
+
+def find_queues(source: Source, job: ConvertJob, report: ConvertReport) -> list[QueueInfo]:
+    """Return the queues that are converted, and enter them in the report, with what is not read and what is damaged."""
+    found = selected_queues(source, job.selection)
+    report.not_read = [info for info in found if not info.read]
+    report.damage += source.damage()
+    report.lost = sum(span.messages for span in report.damage)
+    queues = [info for info in found if info.read]
+    check_renames(job, queues)
+    report.queues = [QueueCounts(info) for info in queues]
+    return queues
 
 
 def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
@@ -163,9 +170,6 @@ def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
 
 @contextmanager
 def _sink(job: ConvertJob, *, dry_run: bool) -> Iterator[tuple[Sink, ConversionJournal | None]]:
-    catalogue = worker_catalogue()
-    descriptor = catalogue.sink(job.sink.name)
-    options = structure(descriptor.options, job.sink.options, f"the sink {job.sink.name}", job.sink.base)
     with ExitStack() as stack:
         journal: ConversionJournal | None = None
         place = job.destination
@@ -180,26 +184,37 @@ def _sink(job: ConvertJob, *, dry_run: bool) -> Iterator[tuple[Sink, ConversionJ
             journal = ConversionJournal(job.journal, job.about(), job.destination, restart=job.restart)
             stack.callback(journal.close)
         token = journal.state["token"] if journal and journal.state else None
-        context = SinkContext(destination=place, target=job.destination, options=options, token=token)
-        sink: Sink = catalogue.make(descriptor, context)
-        try:
-            yield sink, journal
-        finally:
-            sink.close()
+        yield stack.enter_context(open_sink(job, place, token)), journal
+
+
+@contextmanager
+def open_sink(job: ConvertJob, place: str, token: Mapping[str, Any] | None = None) -> Iterator[Sink]:
+    """Open the sink of a job at another path, in any process."""
+    catalogue = worker_catalogue()
+    descriptor = catalogue.sink(job.sink.name)
+    options = structure(descriptor.options, job.sink.options, f"the sink {job.sink.name}", job.sink.base)
+    context = SinkContext(destination=place, target=job.destination, options=options, token=token)
+    sink: Sink = catalogue.make(descriptor, context)
+    try:
+        yield sink
+    finally:
+        sink.close()
 
 
 @attrs.define
-class _Conversion:
-    """One run."""
+class Conversion:
+    """One run, or the conversion of a part."""
 
     job: ConvertJob
     report: ConvertReport
     source: Source
     sink: Sink
-    journal: ConversionJournal | None
-    """None in a dry run."""
-    meter: ProgressMeter
-    on_refused: Refused | None
+    journal: ConversionJournal | None = None
+    """None in a dry run, and in one that cannot be continued."""
+    meter: ProgressMeter = attrs.field(factory=lambda: ProgressMeter(0))
+    on_refused: Refused | None = None
+    writes: bool = True
+    """False in a dry run."""
     _selected: int = 0
     """Messages of all queues."""
     _held: int = 0
@@ -213,7 +228,6 @@ class _Conversion:
     """Messages that were perhaps sent before the interruption."""
 
     def run(self, queues: list[QueueInfo]) -> None:
-        self.report.queues = [QueueCounts(info) for info in queues]
         number, position = 0, self.job.selection.first
         if self.journal is not None:
             if (state := self.journal.state) is not None:
@@ -221,7 +235,8 @@ class _Conversion:
                 self._continue(state)
             self._repeated = self.journal.sent if self.job.mark_duplicates else 0
         for following in range(number, len(queues)):
-            self._convert_queue(following, position if following == number else self.job.selection.first)
+            first = position if following == number else self.job.selection.first
+            self.convert_queue(self.report.queues[following], first, number=following)
         if self.journal is not None:
             self._flush(len(queues), 0)
             self.sink.finish()
@@ -239,10 +254,10 @@ class _Conversion:
         ]
         self._known, self._reported = frozenset(self.report.damage), len(self.report.damage)
 
-    def _convert_queue(self, number: int, first: int) -> None:
-        counts = self.report.queues[number]
+    def convert_queue(self, counts: QueueCounts, first: int, stop: int | None = None, *, number: int = 0) -> None:
+        """Convert the positions of a queue from ``first`` up to ``stop``. ``number``: of the queue, for the journal."""
         selection = attrs.evolve(self.job.selection, first=first)
-        for item in selected_messages(self.source, counts.info.name, selection, self._selected):
+        for item in selected_messages(self.source, counts.info.name, selection, self._selected, stop):
             if not isinstance(item, SourceDamage):
                 self._selected += len(item)
                 self._write(counts, item)
@@ -271,9 +286,9 @@ class _Conversion:
             batch = attrs.evolve(batch, certainties=[MAYBE_DUPLICATE] * marks + list(kept[marks:]))
             self._repeated -= marks
             self.report.marked += marks
-        if self.journal is not None:
-            if self.job.journal is not None:
-                self.journal.note_sending(self._messages)
+        if self.journal is not None and self.job.journal is not None:
+            self.journal.note_sending(self._messages)
+        if self.writes:
             batch = self._without(counts, batch, self.sink.write(batch))
         counts.written += len(batch)
         counts.bytes += sum(map(len, batch.bodies))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from msgstore.contract import MessageBatch, QueueName, SinkContext
+from msgstore.contract import MessageBatch, QueueName, SinkContext, StoreError
 from msgstore.files import Files
 from msgstore.jobs.messages.rows import encode, rows_of
 
@@ -36,7 +36,7 @@ class FilesSink:
     """Writer of a directory. A message that is written again after a kill gets the same files."""
 
     def __init__(self, context: SinkContext) -> None:
-        self._top = Path(context.destination)
+        self._top, self._target = Path(context.destination), context.target
         self._top.mkdir(exist_ok=True)
         self._unsynced: set[Path] = set()
         self._last: dict[str, int] = {}
@@ -61,6 +61,17 @@ class FilesSink:
         if len(batch):
             self._last[directory_of(batch.name)] = batch.positions[-1]
         return ()
+
+    def join(self, parts: Sequence[str]) -> None:
+        for part in map(Path, parts):
+            for path in (found for found in sorted(part.rglob("*")) if found.is_file()):
+                to = self._top / path.relative_to(part)
+                if to.exists():
+                    where = to.parent.relative_to(self._top)
+                    raise StoreError(f"{self._target}: two queues have the directory {where}: rename one of them")
+                to.parent.mkdir(parents=True, exist_ok=True)
+                Files().replace(path, to)
+                self._unsynced.add(to)
 
     def flush(self) -> Mapping[str, Any]:
         files = Files()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,11 @@ class JsonLinesSink:
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         self._file.writelines(encode(row).encode() + b"\n" for row in rows_of(batch))
         return ()
+
+    def join(self, parts: Sequence[str]) -> None:
+        for part in parts:
+            with Path(part).open("rb") as file:
+                shutil.copyfileobj(file, self._file)
 
     def flush(self) -> Mapping[str, Any]:
         self._file.flush()

@@ -259,6 +259,11 @@ class ParquetSink:
         self._waiting.append(record_batch(batch))
         return ()
 
+    def join(self, parts: Sequence[str]) -> None:
+        for path in (file for part in parts for file in sorted(Path(part).iterdir())):
+            Files().replace(path, self._directory / f"part-{self._files:05}{ENDING}")
+            self._files += 1
+
     def flush(self) -> Mapping[str, Any]:
         if self._waiting:
             self._write(self._waiting)
