@@ -1,17 +1,21 @@
 """Benchmark of sources, sinks and layouts beside plain Python loops over the same files: ``python bench/messages.py``.
 
 A loop reads what a program would need, without any check: with ``struct``, one record after the other. For RocketMQ it also
-splits the properties. Times are processor time of one thread, the best of the rounds.
+splits the properties. Loops that write do the same and append a record or a line for each message. Times are processor time of
+one thread, the best of the rounds; conversions run once.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import platform
 import struct
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +106,26 @@ def rocketmq_loop(file: Path) -> list[tuple[int, int, bytes, dict[str, str]]]:
     return found
 
 
+def kestrel_into_kestrel(file: Path, to: Path) -> None:
+    with to.open("wb") as out:
+        for added, expiry, body in kestrel_loop(file):
+            out.write(b"\2" + _ADDX.pack(16 + len(body), added, expiry) + body)
+
+
+def kestrel_into_jsonl(file: Path, to: Path) -> None:
+    with to.open("w") as out:
+        for number, (added, expiry, body) in enumerate(kestrel_loop(file)):
+            row = {
+                "system": "kestrel", "queue": "queue", "position": number, "size": len(body), "timestamp_ms": added,
+                "sha256": hashlib.sha256(body).hexdigest(), "body": b64encode(body).decode(), "expiry_ms": expiry or None,
+            }  # fmt: skip
+            out.write(json.dumps(row) + "\n")
+
+
+LOOPS = {"kestrel": kestrel_into_kestrel, "jsonl": kestrel_into_jsonl}
+"""Sink to a loop that writes the same."""
+
+
 def make_kestrel(path: Path, size: int, count: int) -> Path:
     path.mkdir()
     content = (encode_addx(os.urandom(8).ljust(size, b"x"), STORE_MS + number, 0) for number in range(count))
@@ -149,9 +173,13 @@ def measure(directory: Path, size: int, count: int, rounds: int) -> list[Row]:
             Row(f"{name}: source", size, ours, count, bare / ours, LEAST),
         ]
     for sink in ("jsonl", "parquet", "store", "kestrel", "rocketmq"):
-        began = time.process_time()
-        write_all(directory / f"kestrel-{size}", directory / f"out-{sink}-{size}", sink)
-        rows.append(Row(f"kestrel into {sink}", size, time.process_time() - began, count))
+        origin, ratio = directory / f"kestrel-{size}", None
+        ours = best(lambda: write_all(origin, directory / f"out-{sink}-{size}", sink), 1)  # noqa: B023 - called at once
+        if (writing := LOOPS.get(sink)) is not None:
+            bare = best(lambda: writing(origin / "queue", directory / "loop"), rounds)  # noqa: B023 - called at once
+            rows.append(Row(f"kestrel into {sink}: loop", size, bare, count))
+            ratio = bare / ours
+        rows.append(Row(f"kestrel into {sink}", size, ours, count, ratio))
     return rows + measure_layouts(size, min(count, 20_000), rounds)
 
 
@@ -201,13 +229,8 @@ def main() -> None:
         for size in (100, 1024):
             for row in measure(Path(directory), size, arguments.messages, arguments.rounds):
                 speed = row.messages / row.seconds
-                met = (
-                    ""
-                    if row.required is None
-                    else f"at least {row.required}: {'met' if (row.ratio or 0) >= row.required else 'MISSED'}"
-                )
                 ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-                table.add_row(f"{size:,} B", row.what, f"{speed:,.0f}", f"{speed * size / 1e6:,.0f}", ratio, met)
+                table.add_row(f"{size:,} B", row.what, f"{speed:,.0f}", f"{speed * size / 1e6:,.0f}", ratio, row.verdict)
             table.add_section()
     console.print(table)
 

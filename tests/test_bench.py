@@ -94,3 +94,11 @@ for measured in (1.19, 1.1999999, 1.2, 1.2000001, 1.21):
     assert [row["met"] for row in rows] == [not row["missed"] for row in rows] == met
     assert set(met) == {True, False}
     assert all(f"{row['measured']:.2f}" in row["text"] for row in rows)
+
+
+def test_bench_of_messages_judges_both_sources():
+    command = [sys.executable, str(BENCH / "messages.py"), "--messages", "300", "--rounds", "1"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for what in ("kestrel: source", "rocketmq: source"):
+        assert sum(what in line and ("met" in line or "MISSED" in line) for line in printed.splitlines()) == 2
+    assert all(name in printed for name in ("kestrel into rocketmq", "into jsonl: loop", "v2: reflow to v1"))
