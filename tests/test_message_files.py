@@ -209,3 +209,21 @@ def test_store_sink_copies_no_ids_for_a_batch(tmp_path):
     sink.write(batch.take([0]))
     assert [row for row, _ in sink.refused(batch)] == [1]
     sink.close()
+
+
+def test_several_globs_select_the_queues_of_each(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(f'{{"system":"s","queue":"{queue}","body":"eA=="}}\n' for queue in "abc"))
+    assert [row["queue"] for row in json_of("messages", path, "--queue", "a", "--queue", "[cd]")] == ["a", "c"]
+    assert "--queue d: nothing here has such a name" in command("messages", path, "--queue=a", "--queue=d", code=2).output
+
+
+def test_what_is_not_selected_is_told(tmp_path):
+    path, states = tmp_path / "m.jsonl", ("ready", "orphan", "orphan", "half")
+    path.write_text("".join(f'{{"system":"s","body":"YQpi","state":"{state}"}}\n' for state in states))
+    for verb in (["messages", path], ["convert", path, tmp_path / "out.jsonl"]):
+        assert "not selected: 1 half, 2 orphan (--all selects every state)" in command(*verb).output
+    assert json_of("convert", path, tmp_path / "more.jsonl")[-1]["not_selected"] == {"half": 1, "orphan": 2}
+    shown = command("messages", path, "--all").output
+    assert "a\\nb" in shown
+    assert "not selected" not in shown

@@ -54,7 +54,7 @@ def test_rows_are_those_of_core(spark, name):
 
 def test_selection_is_that_of_the_command(spark):
     df = spark.read.format("msgstore").options(source="kestrel", queue="roll*").load(str(SOURCES["kestrel"]))
-    rows = rows_of_core("kestrel", SOURCES["kestrel"], queue="roll*")
+    rows = rows_of_core("kestrel", SOURCES["kestrel"], queues=("roll*",))
     names = ("queue", "position", "body")
     assert rows_of(df.select(*names)) == [{name: row[name] for name in names} for row in rows]
     assert df.count() == len(rows) > 0

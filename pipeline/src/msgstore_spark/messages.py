@@ -54,9 +54,8 @@ class MessageOptions:
         parsed = parse_options(given, OPTIONS)
         states = tuple(filter(None, map(str.strip, parsed.pop("state", "").split(","))))
         everything = states == ("all",)
-        selection = select(
-            vhost=parsed.get("vhost"), queue=parsed.get("queue"), states=() if everything else states, everything=everything
-        )
+        globs = [tuple(filter(None, [parsed.get(option)])) for option in ("vhost", "queue")]
+        selection = select(vhosts=globs[0], queues=globs[1], states=() if everything else states, everything=everything)
         is_raw = _is_true(parsed.get("raw", "false"))
         spec = source_spec(worker_catalogue(), Path(paths[0]), parse_source(parsed["source"]), raw=is_raw)
         return cls(spec, selection, parsed.get("fail_fast", False))

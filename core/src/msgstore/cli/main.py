@@ -16,11 +16,12 @@ from click.exceptions import Exit
 
 import msgstore
 from msgstore.cli.commands.compact import compact, migrate
-from msgstore.cli.commands.convert import convert_, detect, messages, queues
+from msgstore.cli.commands.convert import convert_
 from msgstore.cli.commands.copies import export, import_, salvage
 from msgstore.cli.commands.demo import demo
 from msgstore.cli.commands.info import info, top
 from msgstore.cli.commands.map import map_
+from msgstore.cli.commands.message_lists import detect, messages, queues
 from msgstore.cli.commands.messages import get, ls, put, rm
 from msgstore.cli.commands.new_plugin import new_plugin
 from msgstore.cli.commands.plugins import config, load_command, plugins
@@ -163,7 +164,8 @@ class _ErrorEcho(logging.Handler):
 @click.version_option(msgstore.__version__, prog_name="msgstore")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Inspect, check, change, convert and rescue message stores: those of msgstore, and those that RabbitMQ left on disk.
+    """Inspect, check, change, convert and rescue message stores: those of msgstore, and what RabbitMQ, Kestrel or RocketMQ left
+    on disk.
 
     STORE is a directory, or with --config FILE the name of a store in it. Every command takes --json: one object per line.
 
@@ -173,6 +175,7 @@ def main(ctx: click.Context) -> None:
     \b
     Examples:
       msgstore demo
+      msgstore detect unknown-directory
       msgstore scan /var/lib/rabbitmq/.../msg_store_persistent
       msgstore salvage old-directory rescued
     """

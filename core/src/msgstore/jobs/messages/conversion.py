@@ -20,6 +20,8 @@ from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.output.staging_directory import StagingDirectory
 
 WORK = "convert"
+CONTENT = "content of the source"
+"""Member of what must be the same when a conversion continues: a fingerprint of the source."""
 _JOURNAL = "journal.jsonl"
 _CONTENT = "content"
 
@@ -44,6 +46,10 @@ class ConversionJournal:
                 lines, end = [], 0
             elif lines and lines[0] != asked:
                 changed = sorted(key for key in asked if lines[0].get(key) != asked[key])
+                if changed == [CONTENT]:
+                    raise StoreError(
+                        f"{target}: the source has changed since an unfinished conversion began. Begin anew with --restart."
+                    )
                 raise StoreError(
                     f"{target}: an unfinished conversion is there, with another {', '.join(changed)}. End it as it was begun, "
                     f"or begin anew with --restart."

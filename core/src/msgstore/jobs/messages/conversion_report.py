@@ -45,8 +45,11 @@ class ConvertReport:
     damage: list[SourceDamage] = attrs.field(factory=list)
     reasons: Counter[str] = attrs.field(factory=Counter)
     """Reason of refusals to their number."""
+    others: Counter[str] = attrs.field(factory=Counter)
+    """State to the number of messages in it that were not selected."""
     not_read: list[QueueInfo] = attrs.field(factory=list)
-    resumed: bool = False
+    kept: int | None = None
+    """Messages that had been selected when an interrupted conversion continued. None: it began anew."""
     marked: int = 0
     """Messages that are marked as possible duplicates."""
     lost: int = 0
@@ -60,6 +63,7 @@ class ConvertReport:
     def as_json(self) -> dict[str, Any]:
         sums = {name: self.total(name) for name in ("selected", "written", "refused", "damaged", "bytes")}
         return {
-            "kind": "summary", "destination": self.destination, "queues": len(self.queues), **sums, "resumed": self.resumed,
-            "marked_duplicates": self.marked, "reasons": dict(self.reasons), "damaged_spans": len(self.damage),
+            "kind": "summary", "destination": self.destination, "queues": len(self.queues), **sums,
+            "resumed": self.kept is not None, "marked_duplicates": self.marked, "reasons": dict(self.reasons),
+            "damaged_spans": len(self.damage), "not_selected": dict(self.others),
         }  # fmt: skip

@@ -25,7 +25,7 @@ from msgstore.contract import (
     SourceDamage,
 )
 from msgstore.contract.messages import MAYBE_DUPLICATE
-from msgstore.jobs.messages.conversion import ConversionJournal, working
+from msgstore.jobs.messages.conversion import CONTENT, ConversionJournal, working
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
 from msgstore.jobs.messages.selection import Selection, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import SourceSpec, nearest, open_source, source_spec
@@ -60,13 +60,13 @@ class ConvertJob:
         """Return what must be the same when the conversion continues."""
         return {
             "source": [self.source.source.name, self.source.source.options, str(Path(self.source.path).resolve())],
-            "state of the source": _fingerprint(Path(self.source.path)),
+            CONTENT: _fingerprint(Path(self.source.path)),
             "sink": [self.sink.name, self.sink.options],
             "destination": self.destination,
             "selection": attrs.asdict(self.selection),
-            "rename": dict(self.rename),
-            "raw": self.source.raw,
-            "accepts": self.source.accepts,
+            "--rename": dict(self.rename),
+            "--raw": self.source.raw,
+            "--accepts": self.source.accepts,
         }
 
 
@@ -244,11 +244,13 @@ class Conversion:
     def _continue(self, state: Mapping[str, Any]) -> None:
         """Take over the numbers of an interrupted conversion."""
         assert self.journal is not None
-        self.report.resumed, self.report.marked = True, state["marked"]
+        self.report.marked = state["marked"]
         self.report.reasons.update(state["reasons"])
+        self.report.others.update(state["others"])
         for counts, saved in zip(self.report.queues, state["counts"], strict=True):
             counts.selected, counts.written, counts.refused, counts.damaged, counts.bytes = saved
             self._selected += counts.selected
+        self.report.kept = self._selected
         self.report.damage = [
             SourceDamage(**span | {"name": span["name"] and QueueName(**span["name"])}) for span in self.journal.damage
         ]
@@ -257,7 +259,7 @@ class Conversion:
     def convert_queue(self, counts: QueueCounts, first: int, stop: int | None = None, *, number: int = 0) -> None:
         """Convert the positions of a queue from ``first`` up to ``stop``. ``number``: of the queue, for the journal."""
         selection = attrs.evolve(self.job.selection, first=first)
-        for item in selected_messages(self.source, counts.info.name, selection, self._selected, stop):
+        for item in selected_messages(self.source, counts.info.name, selection, self._selected, stop, self.report.others):
             if not isinstance(item, SourceDamage):
                 self._selected += len(item)
                 self._write(counts, item)
@@ -312,6 +314,6 @@ class Conversion:
         damage = [attrs.asdict(span) for span in self.report.damage[self._reported :]]
         self.journal.confirm({
             "queue": queue, "position": position, "counts": counts, "reasons": dict(self.report.reasons), "token": token,
-            "marked": self.report.marked, "damage": damage, "time": round(time.time(), 3),
+            "marked": self.report.marked, "others": dict(self.report.others), "damage": damage, "time": round(time.time(), 3),
         })  # fmt: skip
         self._reported = len(self.report.damage)

@@ -85,8 +85,11 @@ def count_queues(spec: SourceSpec, selection: Selection, meter: ProgressMeter) -
         return queues, damage
 
 
-def list_messages(spec: SourceSpec, selection: Selection) -> Iterator[MessageBatch | SourceDamage | QueueInfo]:
-    """Yield the selected messages, the damage, and the queues that are not read. Raises as :func:`count_queues`."""
+def list_messages(
+    spec: SourceSpec, selection: Selection, others: Counter[str] | None = None
+) -> Iterator[MessageBatch | SourceDamage | QueueInfo]:
+    """Yield the selected messages, the damage, and the queues that are not read. ``others`` counts messages in other states.
+    Raises as :func:`count_queues`."""
     taken = 0
     with open_source(spec) as source:
         queues = selected_queues(source, selection)
@@ -95,7 +98,7 @@ def list_messages(spec: SourceSpec, selection: Selection) -> Iterator[MessageBat
             if not info.read:
                 yield info
                 continue
-            for item in selected_messages(source, info.name, selection, taken):
+            for item in selected_messages(source, info.name, selection, taken, others=others):
                 taken += len(item) if isinstance(item, MessageBatch) else 0
                 yield item
 

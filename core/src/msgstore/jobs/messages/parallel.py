@@ -57,6 +57,7 @@ class ConvertedPart:
     place: str
     counts: QueueCounts
     reasons: Counter[str]
+    others: Counter[str]
     damage: tuple[SourceDamage, ...]
     refused: tuple[tuple[int, str], ...]
     """Position and reason."""
@@ -104,7 +105,7 @@ def convert_part(numbered: tuple[int, QueuePart], job: ConvertJob, staging: str)
             conversion.convert_queue(counts, part.first, part.stop)
             sink.flush()
             sink.finish()
-    return ConvertedPart(place, counts, report.reasons, tuple(report.damage), tuple(refused))
+    return ConvertedPart(place, counts, report.reasons, report.others, tuple(report.damage), tuple(refused))
 
 
 def convert_in_parts(
@@ -130,6 +131,7 @@ def convert_in_parts(
                 counts = queues[part.name]
                 counts.add(found.counts)
                 report.reasons.update(found.reasons)
+                report.others.update(found.others)
                 report.damage += (one for one in found.damage if one not in report.damage)
                 for position, reason in found.refused if on_refused is not None else ():
                     cast("Refused", on_refused)(counts.info, position, reason)

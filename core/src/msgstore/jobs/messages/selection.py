@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
@@ -15,9 +16,9 @@ from msgstore.jobs.messages.sources import nearest
 class Selection:
     """Picklable. Created and checked by :func:`select`."""
 
-    vhost: str | None = None
-    queue: str | None = None
-    """Glob. None: every one, also those without a name."""
+    vhosts: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    """Globs, of which a name matches one. None: every queue, also those without a name."""
     states: tuple[str, ...] = LISTED
     first: int = 0
     """Position in each queue."""
@@ -26,19 +27,22 @@ class Selection:
 
     def has(self, name: QueueName) -> bool:
         """Return True if the globs match a queue."""
-        pairs = ((self.vhost, name.vhost), (self.queue, name.queue))
-        return all(glob is None or (text is not None and fnmatchcase(text, glob)) for glob, text in pairs)
+        pairs = ((self.vhosts, name.vhost), (self.queues, name.queue))
+        return all(not globs or (text is not None and any(fnmatchcase(text, glob) for glob in globs)) for globs, text in pairs)
 
-    def rows(self, batch: MessageBatch) -> MessageBatch:
-        """Return the messages of a batch in the selected states."""
+    def rows(self, batch: MessageBatch, others: Counter[str]) -> MessageBatch:
+        """Return the messages of a batch in the selected states, and count the others by state."""
         wanted = [row for row, state in enumerate(batch.states) if state in self.states]
-        return batch if len(wanted) == len(batch) else batch.take(wanted)
+        if len(wanted) == len(batch):
+            return batch
+        others.update(state for state in batch.states if state not in self.states)
+        return batch.take(wanted)
 
 
 def select(
     *,
-    vhost: str | None = None,
-    queue: str | None = None,
+    vhosts: tuple[str, ...] = (),
+    queues: tuple[str, ...] = (),
     states: tuple[str, ...] = (),
     everything: bool = False,
     first: int = 0,
@@ -50,28 +54,34 @@ def select(
             raise ConfigError(f"--state {state}: there is no such state{nearest(state, list(STATES))}")
     if first < 0 or (limit is not None and limit < 0):
         raise ConfigError("a position and a limit are at least 0")
-    return Selection(vhost, queue, STATES if everything else states or LISTED, first, limit)
+    return Selection(vhosts, queues, STATES if everything else states or LISTED, first, limit)
 
 
 def selected_queues(source: Source, selection: Selection) -> list[QueueInfo]:
     """Return the selected queues, and what is not read. Raises ConfigError if a glob matches none, with the nearest name."""
     found = list(source.queues())
-    queues = [info for info in found if not info.read or selection.has(info.name)]
-    if found and not any(info.read for info in queues):
-        for option, glob, names in (
-            ("--vhost", selection.vhost, {info.name.vhost for info in found}),
-            ("--queue", selection.queue, {info.name.queue for info in found}),
-        ):
-            known = sorted(name for name in names if name is not None)
-            if glob is not None and not any(fnmatchcase(name, glob) for name in known):
+    for option, globs, names in (
+        ("--vhost", selection.vhosts, {info.name.vhost for info in found}),
+        ("--queue", selection.queues, {info.name.queue for info in found}),
+    ):
+        known = sorted(name for name in names if name is not None)
+        for glob in globs if found else ():
+            if not any(fnmatchcase(name, glob) for name in known):
                 raise ConfigError(f"{option} {glob}: nothing here has such a name{nearest(glob, known)}")
-    return queues
+    return [info for info in found if not info.read or selection.has(info.name)]
 
 
 def selected_messages(
-    source: Source, name: QueueName, selection: Selection, taken: int = 0, stop: int | None = None
+    source: Source,
+    name: QueueName,
+    selection: Selection,
+    taken: int = 0,
+    stop: int | None = None,
+    others: Counter[str] | None = None,
 ) -> Iterator[MessageBatch | SourceDamage]:
-    """Yield the selected messages of a queue, of which ``taken`` were selected before, and the damage."""
+    """Yield the selected messages of a queue, of which ``taken`` were selected before, and the damage. ``others`` counts the
+    messages in other states."""
+    others = Counter() if others is None else others
     left = None if selection.limit is None else selection.limit - taken
     if left is not None and left <= 0:
         return
@@ -79,7 +89,7 @@ def selected_messages(
         if isinstance(item, SourceDamage):
             yield item
             continue
-        batch = selection.rows(item)
+        batch = selection.rows(item, others)
         if left is not None and len(batch) >= left:
             yield batch.take(range(left))
             return

@@ -1,0 +1,239 @@
+"""Commands ``detect``, ``queues`` and ``messages``: what a source has, without writing anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from msgstore.cli import options, output
+from msgstore.cli.message_options import (
+    MAX_REASONS,
+    SelectionOptions,
+    SourceOptions,
+    accepted,
+    finish,
+    from_source,
+    selected,
+    source_path,
+)
+from msgstore.cli.output import count, plural
+from msgstore.contract import STATES, MessageBatch, QueueInfo, SourceDamage
+from msgstore.contract.messages import CERTAIN
+from msgstore.jobs.detection import detect as find_sources
+from msgstore.jobs.detection import not_recognised
+from msgstore.jobs.messages.listing import CountedQueue, count_queues, list_messages, size_of
+from msgstore.jobs.messages.rows import queue_as_json, rows_of
+from msgstore.jobs.tasks import ProgressMeter
+from msgstore.plugins.catalogue import load_catalogue
+
+View = Literal["table", "text", "hex", "json"]
+_PREVIEW = 60
+"""Characters of a body in a table."""
+_HEX_LINE = 16
+
+
+@click.command()
+@click.argument("path", metavar="PATH", type=options.FILE)
+@options.as_json
+def detect(path: Path, out: output.Output) -> None:
+    """Say which sources can read PATH, and why. Reads little, and writes nothing.
+
+    A Kestrel journal has no mark, so for it the answer may be "perhaps". Exit code 1 if there is none.
+
+    \b
+    Examples:
+      msgstore detect /var/spool/kestrel
+      msgstore detect store --json
+    """
+    found = [
+        {"kind": "candidate", "source": name, "likelihood": one.likelihood, "evidence": one.evidence}
+        for name, one in find_sources(load_catalogue(), path)
+    ]
+    out.emit(*found)
+    if found:
+        out.rows(str(path), output.columns("source likelihood evidence"), found)
+        out.print()
+        out.print(f"next: msgstore queues {path}", "dim")
+    else:
+        out.print(not_recognised(load_catalogue(), path), "yellow")
+        click.get_current_context().exit(1)
+
+
+@click.command()
+@source_path
+@from_source
+@selected
+@click.option("--times", is_flag=True, help="Show the time of the first and last message.")
+@options.as_json
+def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times: bool, out: output.Output) -> None:
+    """List the queues in SRC, with the number of messages in each. Writes nothing.
+
+    Messages are those that a restart of the broker would deliver, and expired ones. "of these" says how many of them are not
+    ready; "not counted" are messages in other states.
+    Exit code 1 for damage, 3 if something was recognised and not read.
+
+    \b
+    Examples:
+      msgstore queues /var/spool/kestrel
+      msgstore queues store --queue 'order*' --times --json
+    """
+    spec, chosen = source.spec(path), selection.selection()
+    with out.progress("counting") as bar:
+        found, damage = count_queues(spec, chosen, ProgressMeter(size_of(path), bar))
+    read = [queue for queue in found if queue.info.read]
+    out.emit(*(queue.as_json(times=times) for queue in found))
+    columns = output.columns(
+        "vhost queue partition type messages bytes:bytes of_these not_counted notes damage" + (" first last" if times else ""),
+        vhost=lambda queue: queue.info.name.vhost or "",
+        queue=lambda queue: queue.info.name.queue or queue.info.name.system,
+        partition=lambda queue: "" if queue.info.name.partition is None else queue.info.name.partition,
+        type=lambda queue: queue.info.type,
+        of_these=lambda queue: _states(queue, chosen.states),
+        not_counted=lambda queue: _states(queue, set(STATES) - set(chosen.states)),
+        notes=_notes,
+        damage=lambda queue: count(queue.damage, "bold red"),
+        first=lambda queue: _time(queue.first_ms),
+        last=lambda queue: _time(queue.last_ms),
+    )
+    out.rows(
+        f"{path}: {spec.source.name}",
+        columns,
+        read,
+        optional=("vhost", "partition", "type", "of_these", "not_counted", "notes", "first", "last"),
+    )
+    out.print()
+    out.print(f"{plural(sum(queue.messages for queue in read), 'message')} in {plural(len(read), 'queue')}")
+    out.print(f"next: msgstore messages {path}, or: msgstore convert {path} NAME.parquet", "dim")
+    finish(out, path, damage, [queue.info for queue in found if not queue.info.read])
+
+
+def _states(queue: CountedQueue, states: Collection[str]) -> str:
+    found = sorted((state, number) for state, number in queue.states.items() if state in states and state != "ready")
+    return ", ".join(f"{number:,} {state}" for state, number in found)
+
+
+def _notes(queue: CountedQueue) -> str:
+    notes = [f"{number:,} {name}" for name, number in sorted(queue.certainties.items()) if name != CERTAIN]
+    notes += [f"{key}: {value}" for key, value in queue.info.details.items() if value not in (None, "", 0, {}, [])]
+    return ", ".join(notes)
+
+
+@click.command()
+@source_path
+@from_source
+@selected
+@click.option("--as", "view", type=click.Choice(["table", "text", "hex", "json"]), default="table", help="How to show bodies.")
+@click.option("--no-body", is_flag=True, help="With --json: without the bodies.")
+@click.option("--raw", is_flag=True, help="With --json: also the records as stored.")
+@accepted
+@options.as_json
+def messages(
+    path: Path,
+    source: SourceOptions,
+    selection: SelectionOptions,
+    view: View,
+    no_body: bool,
+    raw: bool,
+    accepts: tuple[str, ...],
+    out: output.Output,
+) -> None:
+    """List the messages in SRC: those that a restart of the broker would deliver, and expired ones. Writes nothing.
+
+    \b
+    Examples:
+      msgstore messages /var/spool/kestrel --queue work --limit 10
+      msgstore messages store --as text
+      msgstore messages store --all --json | jq -r .body
+    """
+    spec, chosen = source.spec(path, raw=raw, accepts=accepts), selection.selection()
+    refused, others = Counter[str](), Counter[str]()
+    damage: list[SourceDamage] = []
+    not_read: list[QueueInfo] = []
+
+    def batches() -> Iterator[MessageBatch]:
+        for item in list_messages(spec, chosen, others):
+            if isinstance(item, MessageBatch):
+                refused.update(reason for reason in item.refusals or () if reason)
+                yield item
+            elif isinstance(item, SourceDamage):
+                damage.append(item)
+            else:
+                not_read.append(item)
+
+    if out.as_json:
+        with out.lines() as line:
+            for batch in batches():
+                for row in rows_of(batch, body=not no_body):
+                    line(row)
+        out.emit(*map(queue_as_json, not_read))
+    elif view == "table":
+        rows = (row | {"content": body} for batch in batches() for row, body in _with_bodies(batch))
+        out.rows(f"{path}: {spec.source.name}", _MESSAGES, rows, optional=("vhost", "queue", "partition", "id", "time", "note"))
+        out.print()
+    else:
+        with out.lines() as line:
+            for batch in batches():
+                for row, body in _with_bodies(batch):
+                    _show(line, row, body, view)
+    for reason, number in refused.most_common(MAX_REASONS):
+        out.emit({"kind": "refused", "reason": reason, "messages": number})
+        out.print(f"no raw record, {number:,}: {reason}", "yellow")
+    finish(out, path, damage, not_read, others=others, refused=refused.total())
+
+
+def _with_bodies(batch: MessageBatch) -> Iterator[tuple[dict[str, Any], bytes]]:
+    return zip(rows_of(batch, body=False), batch.bodies, strict=True)
+
+
+_MESSAGES = output.columns(
+    "vhost queue partition position state size:bytes time id note body",
+    vhost=lambda row: row["vhost"] or "",
+    queue=lambda row: row["queue"] or "",
+    partition=lambda row: "" if row["partition"] is None else row["partition"],
+    time=lambda row: _time(row["timestamp_ms"]),
+    id=lambda row: row["id"] or "",
+    note=lambda row: "" if row["certainty"] == CERTAIN else row["certainty"],
+    body=lambda row: _preview(row["content"]),
+)
+
+
+def _time(milliseconds: int | None) -> str:
+    if milliseconds is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+
+
+def _preview(body: bytes) -> str:
+    """Return the begin of a body: text, with escapes for what cannot be printed, or else hexadecimal digits."""
+    begin = body[: 4 * _PREVIEW]
+    try:
+        text = begin.decode()
+    except UnicodeDecodeError as error:
+        is_cut = len(body) > len(begin) and error.start > len(begin) - 4
+        text = begin[: error.start].decode() if is_cut else body[:_PREVIEW].hex(" ")
+    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return text if len(text) <= _PREVIEW else f"{text[: _PREVIEW - 3]}..."
+
+
+def _show(line: Any, row: Mapping[str, Any], body: bytes, view: View) -> None:
+    name = "/".join(str(row[part]) for part in ("vhost", "queue", "partition") if row[part] is not None) or row["system"]
+    facts = [f"{name} {row['position']}", row["state"], output.size(row["size"]), _time(row["timestamp_ms"]), row["id"] or ""]
+    if view == "json":
+        line(dict(row) | {"text": body.decode("utf-8", "backslashreplace")})
+        return
+    line("--- " + "  ".join(fact for fact in facts if fact))
+    if view == "text":
+        line(body.decode("utf-8", "backslashreplace"))
+    else:
+        for at in range(0, len(body), _HEX_LINE):
+            part = body[at : at + _HEX_LINE]
+            text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+            line(f"{at:08x}  {part.hex(' '):<{3 * _HEX_LINE}} {text}")

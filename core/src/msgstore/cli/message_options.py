@@ -1,0 +1,116 @@
+"""Options of the commands for messages of any system, and the end of their output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from msgstore.cli import options, output
+from msgstore.config import Backend
+from msgstore.contract import LISTED, STATES, QueueInfo, SourceDamage
+from msgstore.jobs.messages.rows import damage_as_json
+from msgstore.jobs.messages.selection import Selection, select
+from msgstore.jobs.messages.sources import SourceSpec, parse_options, source_spec
+from msgstore.jobs.reports import SpanReport
+from msgstore.plugins.catalogue import load_catalogue
+
+MAX_REASONS = 10
+
+
+@attrs.frozen
+class SourceOptions:
+    """Values of the options that select and configure a source."""
+
+    source: str | None = None
+    source_options: tuple[str, ...] = ()
+    max_age: str | None = None
+    group: str | None = None
+
+    def backend(self) -> Backend | None:
+        """Return the source, or None if it is to be detected. With options alone, it has no name."""
+        given = parse_options(self.source_options, "--source-option")
+        given |= {name: value for name, value in (("max_age", self.max_age), ("group", self.group)) if value is not None}
+        return Backend(self.source or "", given, base=Path()) if self.source or given else None
+
+    def spec(self, path: Path, *, raw: bool = False, accepts: tuple[str, ...] = ()) -> SourceSpec:
+        return source_spec(load_catalogue(), path, self.backend(), raw=raw, accepts=accepts or None)
+
+
+@attrs.frozen
+class SelectionOptions:
+    """Values of the options that select messages."""
+
+    vhosts: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    everything: bool = False
+    first: int = 0
+    limit: int | None = None
+
+    def selection(self) -> Selection:
+        return select(**attrs.asdict(self))
+
+
+from_source = options.bundle(
+    "source",
+    SourceOptions,
+    source=click.option("--source", metavar="NAME", help="The source. Default: the one that recognises SRC."),
+    source_options=click.option(
+        "--source-option",
+        "source_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An option of the source.",
+    ),
+    max_age=click.option("--max-age", metavar="TIME", help="Kestrel: the queue's maxAge, by which messages expire."),
+    group=click.option("--group", metavar="NAME", help="RocketMQ: what this consumer group has consumed is 'consumed'."),
+)
+selected = options.bundle(
+    "selection",
+    SelectionOptions,
+    vhosts=click.option("--vhost", "vhosts", multiple=True, metavar="GLOB", help="Virtual hosts. Default: all."),
+    queues=click.option("--queue", "queues", multiple=True, metavar="GLOB", help="Queues. Default: all."),
+    states=click.option(
+        "--state", "states", multiple=True, metavar="NAME",
+        help=f"Messages in this state: {', '.join(STATES)}. Default: {', '.join(LISTED)}.",
+    ),
+    everything=click.option("--all", "everything", is_flag=True, help="Messages in every state."),
+    first=click.option("--from-position", "first", type=int, default=0, metavar="N", help="Skip N positions of each queue."),
+    limit=click.option("--limit", type=int, metavar="N", help="At most N messages in all."),
+)  # fmt: skip
+accepted = click.option(
+    "--accepts", multiple=True, metavar="LAYOUT",
+    help="With raw records: one in another layout is written in this one or the plain one, or refused.",
+)  # fmt: skip
+source_path = click.argument("path", metavar="SRC", type=options.FILE)
+
+
+def finish(
+    out: output.Output,
+    path: Path,
+    damage: Sequence[SourceDamage],
+    not_read: Sequence[QueueInfo],
+    *,
+    others: Mapping[str, int] | None = None,
+    refused: int = 0,
+    summary: Mapping[str, Any] | None = None,
+) -> None:
+    """Print the damage of the source at ``path``, and what was not selected or not read. Exit with the code."""
+    if others:
+        states = ", ".join(f"{number:,} {state}" for state, number in sorted(others.items()))
+        out.print(f"not selected: {states} (--all selects every state)", "yellow")
+    if out.as_json:
+        out.emit(*map(damage_as_json, damage))
+    else:
+        out.damage([SpanReport(span.file or path.name, span.offset, span.size, span.reason) for span in damage])
+    if not_read and not out.as_json:
+        out.print()
+        spec = output.columns("what type reason", what=lambda info: str(info.name))
+        out.rows("not read, may contain messages", spec, not_read, style="yellow")
+    out.finish(damaged=bool(damage or refused), summary=summary)
+    if not_read:
+        click.get_current_context().exit(output.NOT_READ)
