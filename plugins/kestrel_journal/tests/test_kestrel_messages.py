@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceContext
+import pytest
+from click.testing import CliRunner
+
+from msgstore.cli.main import main
+from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceContext, SourceDamage
 from msgstore_kestrel_journal import records as r
 from msgstore_kestrel_journal import replay, source
 from msgstore_kestrel_journal.files import names_by_queue, queue_files, queue_names
@@ -33,6 +37,39 @@ def test_two_queues_of_one_name_are_refused_after_resuming(tmp_path):
     resumed.close()
 
 
+@pytest.mark.parametrize(
+    ("journals", "others", "evidence"),
+    [
+        (10, ["README.txt"], "10 of 11; README.txt does not"),
+        (2, ["config.json", "core.dump"], "2 of 4; config.json, core.dump do not"),
+        (40, ["a1", "a2", "a3", "a4"], "16 of the first 20; a1, a2, a3 and 1 more do not"),
+        (2, ["1", "2", "3"], None),
+        (0, ["notes"], None),
+    ],
+)
+def test_detect_with_foreign_files_weighs_them(journals, others, evidence, tmp_path):
+    for number in range(journals):
+        (tmp_path / f"q{number}").write_bytes(ITEM * 2)
+    for name in others:
+        (tmp_path / name).write_text("a text")
+    found = source.detect(tmp_path)
+    assert (found and found.likelihood) == (evidence and "perhaps")
+    if evidence:
+        assert found.evidence == evidence.replace(";", " files begin with records of a Kestrel journal;")
+
+
+@pytest.mark.parametrize("name", ["notes", "README.txt"])
+def test_queues_foreign_file_is_damage(name, tmp_path):
+    """Kestrel takes it as a queue, too."""
+    (tmp_path / "q").write_bytes(ITEM * 3)
+    (tmp_path / name).write_text("a text")
+    done = CliRunner().invoke(main, ["queues", str(tmp_path), "--json"])
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    counts = {row["queue"]: (row["messages"], row["damage"]) for row in rows if row.get("kind") != "damage"}
+    assert (done.exit_code, counts) == (1, {"q": (3, 0), name.split(".")[0]: (0, 1)})
+    assert [row["path"] for row in rows if row.get("kind") == "damage"] == [name]
+
+
 def test_names_are_looked_at_once_for_all_queues(tmp_path, monkeypatch):
     looked_at = []
 
@@ -47,9 +84,10 @@ def test_names_are_looked_at_once_for_all_queues(tmp_path, monkeypatch):
     context = SourceContext(path=tmp_path, options=KestrelSourceOptions(), read=lambda name: (tmp_path / name).read_bytes())
     opened = source.KestrelSource(context)
     found = [queue.name for queue in opened.queues()]
-    assert sum(len(batch) for name in found for batch in opened.messages(name, 0, None)) == len(found) == 50
-    assert len(list(opened.damage())) == 50
-    assert len(looked_at) == 3 * 100
+    items = [item for name in found for item in opened.messages(name, 0, None)]
+    assert [type(item) for item in items] == [SourceDamage, MessageBatch] * 50
+    assert [item.name for item in items] == [name for name in found for _ in range(2)]
+    assert len(looked_at) == 2 * 100
 
 
 def test_names_of_a_queue_are_the_ones_that_all_names_give():

@@ -28,28 +28,33 @@ _BATCH_MESSAGES = 2**12
 _PROBE = 64 * 2**10
 """Bytes of each file that the detection reads, and files that it opens."""
 _PROBES = 20
+_RECORDS = 3
+"""Records that the detection wants to see, as other files can begin with one by chance."""
 
 
 def detect(path: Path) -> Candidate | None:
-    """Recognise a directory by its names and by files that begin with records. One byte 01 is a journal, so it is never
-    certain."""
-    files = [path] if path.is_file() else sorted(one for one in path.iterdir() if one.is_file() and TEMPORARY not in one.name)
-    found, empty = [], 0
+    """Recognise a directory if half of the first files in it begin with records, or more. One byte 01 is a journal, so it is
+    never certain."""
+    inside = () if path.is_file() else (one for one in path.iterdir() if TEMPORARY not in one.name and one.name[0] != ".")
+    files = [path] if path.is_file() else sorted(one for one in inside if one.is_file())
+    journals, others, records = list[str](), list[str](), 0
     for file in files[:_PROBES]:
         with file.open("rb") as stream:
             head = stream.read(_PROBE)
-        if not head:
-            empty += 1
-        elif not _begins_with_records(head):
-            return None
-        else:
-            found.append(file)
-    if not found:
+        count = _count_records(head)
+        records += count
+        if head:
+            (journals if count else others).append(file.name)
+    if not journals or len(journals) < len(others) or (others and records < _RECORDS):
         return None
-    count = sum(_records(file) for file in found)
-    names = ", ".join(file.name for file in found[:3])
-    if count < 3:
-        return Candidate("perhaps", f"{names}: {count} record(s) of a Kestrel journal, which has no mark")
+    if others:
+        first = "the first " if len(files) > _PROBES else ""
+        probed = f"{len(journals)} of {first}{len(journals) + len(others)} files begin with records of a Kestrel journal"
+        more = f" and {len(others) - 3} more do not" if len(others) > 3 else " do not" if others[1:] else " does not"
+        return Candidate("perhaps", f"{probed}; {', '.join(others[:3])}{more}")
+    names = ", ".join(journals[:3])
+    if records < _RECORDS:
+        return Candidate("perhaps", f"{names}: {records} record(s) of a Kestrel journal, which has no mark")
     return Candidate("likely", f"{names}: begins with records of a Kestrel journal")
 
 
@@ -61,18 +66,8 @@ def sample(directory: Path) -> Path:
     return directory
 
 
-def _begins_with_records(head: bytes) -> bool:
-    """Return True if the first record is one that begins a journal: an item, a reservation, or an empty queue's REMOVE."""
-    return _prefix(head)[0] > 0
-
-
-def _records(file: Path) -> int:
-    with file.open("rb") as stream:
-        return _prefix(stream.read(_PROBE))[0]
-
-
-def _prefix(head: bytes) -> tuple[int, int]:
-    """Return the number of records at the begin that are whole, or cut by the end of ``head`` only, and the offset behind."""
+def _count_records(head: bytes) -> int:
+    """Return the number of records at the begin that are whole, or cut by the end of ``head`` only."""
     at = count = 0
     while at < len(head):
         opcode = head[at]
@@ -91,7 +86,7 @@ def _prefix(head: bytes) -> tuple[int, int]:
         else:
             size = 5
         count, at = count + 1, at + size
-    return count, at
+    return count
 
 
 class KestrelSource:
@@ -122,6 +117,9 @@ class KestrelSource:
             file, size = sizes[broken.file]
             size -= broken.offset
             yield SourceDamage(file=self._path(file), offset=broken.offset, size=size, reason=broken.reason, name=name)
+        for foreign in replay.files.foreign:
+            reason = "not a file of the queue: Kestrel does not load a queue beside such a name"
+            yield SourceDamage(file=self._path(foreign), size=self._size(foreign), reason=reason, name=name)
         opened = len(replay.state.opened)
         places = replay.state.in_delivery_order()
         stop = len(places) if stop is None else min(stop, len(places))
@@ -132,16 +130,7 @@ class KestrelSource:
             at += len(batch)
 
     def damage(self) -> Iterable[SourceDamage]:
-        found: list[SourceDamage] = []
-        for queue in self._queues():
-            found += (
-                SourceDamage(
-                    file=self._path(name), size=self._size(name), name=QueueName(SYSTEM, queue=queue),
-                    reason="not a file of the queue: Kestrel does not load a queue beside such a name",
-                )
-                for name in self._files(queue).foreign
-            )  # fmt: skip
-        return found
+        return []
 
     def close(self) -> None:
         self._replays = None
