@@ -6,21 +6,24 @@ from __future__ import annotations
 import datetime
 import importlib
 import inspect
+import io
+import os
 import re
 import struct
 import sys
 import textwrap
 import time
 import zlib
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from types import ModuleType
 
 import pytest
 
 from msgstore import contract
-from msgstore.testing import BodyCodecTests, GcPolicyTests, RecordTypeTests, SegmentFormatTests, Subject
+from msgstore.testing import BodyCodecTests, GcPolicyTests, RecordTypeTests, SegmentFormatTests, SinkTests, SourceTests, Subject
 
 GIVEN = vars(contract) | {"struct": struct, "zlib": zlib, "time": time, "chain": chain, "repeat": repeat}
+GIVEN |= {"accumulate": accumulate, "io": io, "os": os}
 SHOWN = ModuleType("shown_by_the_contract")
 """Where factories are imported from."""
 
@@ -38,10 +41,16 @@ class Weekdays:
         return [contract.Compact(s.number) for s in at_rest if s.garbage_bytes > s.live_bytes]
 
 
+def sample(directory):
+    """What the source of the contract reads."""
+    (directory / "sample.lines").write_bytes(b"one\ntwo\r\n\nfour\n")
+    return directory / "sample.lines"
+
+
 @pytest.fixture(autouse=True)
 def shown(monkeypatch):
-    vars(SHOWN)["Weekdays"] = Weekdays
-    for module in ("formats", "records", "indexes", "policies", "bodies"):
+    vars(SHOWN).update(Weekdays=Weekdays, sample=sample)
+    for module in ("formats", "records", "indexes", "policies", "bodies", "sources", "sinks"):
         text = inspect.getdoc(importlib.import_module(f"msgstore.contract.{module}"))
         found = re.search(r"::\n\n((?:    .*\n|\n)+)", text + "\n")
         exec(compile(textwrap.dedent(found[1]), f"<example of {module}>", "exec"), GIVEN | vars(SHOWN), vars(SHOWN))
@@ -77,6 +86,18 @@ class TestWeekdays(GcPolicyTests):
 @pytest.mark.kit
 class TestZlib(BodyCodecTests):
     subject = described(contract.BodyCodecDescriptor, "Zlib")
+
+
+@pytest.mark.kit
+class TestLinesSource(SourceTests):
+    subject = described(
+        contract.SourceDescriptor, "LinesSource", detect=f"{SHOWN.__name__}:detect", sample=f"{SHOWN.__name__}:sample"
+    )
+
+
+@pytest.mark.kit
+class TestLinesSink(SinkTests):
+    subject = described(contract.SinkDescriptor, "LinesSink", endings=(".lines",))
 
 
 def test_index_of_contract_keeps_its_promises():

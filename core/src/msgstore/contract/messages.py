@@ -25,7 +25,7 @@ CERTAIN, MAYBE_CONSUMED, MAYBE_DUPLICATE = CERTAINTIES = ("certain", "maybe_cons
 
 @attrs.frozen
 class QueueName:
-    """Name of a queue. What a system does not have is None."""
+    """Name of a queue, by keywords or positions. What a system does not have is None."""
 
     system: str
     """``msgstore``, ``kestrel``, ``rocketmq``, ``rabbitmq``, or that of a third party."""
@@ -42,7 +42,7 @@ class QueueName:
 
 @attrs.frozen(kw_only=True)
 class QueueInfo:
-    """One queue of a source, or one part of its directory that the source recognises and does not read."""
+    """One queue of a source, or one part of its directory that the source recognises and does not read. Keywords only."""
 
     name: QueueName
     type: str = ""
@@ -56,7 +56,7 @@ class QueueInfo:
 
 @attrs.define(kw_only=True)
 class MessageBatch:
-    """Messages of one queue in the order of delivery."""
+    """Messages of one queue in the order of delivery. Keywords only."""
 
     name: QueueName
     bodies: Sequence[bytes]
@@ -65,10 +65,12 @@ class MessageBatch:
     """0, 1, 2 ... in the queue, over all states. A position that cannot be read is left out."""
     states: Sequence[str]
     files: Sequence[str]
-    """Path of the file of each record, relative to the source's path."""
+    """Path of the file of each record, relative to the source's path; "" is that path itself."""
     offsets: Sequence[int]
     sizes: Sequence[int]
-    """Offset and bytes of the record in its file."""
+    """Offset and bytes of the record: at least one, inside its file, none of another record. Messages of one record have the
+    same place. In a file of rows: the number of the row, and 1. A message that comes with an origin, as in a file of the sink
+    ``jsonl``, keeps that."""
     sequences: Sequence[int | None] | None = None
     """The system's own numbers."""
     ids: Sequence[str | None] | None = None
@@ -105,10 +107,10 @@ class MessageBatch:
 
 @attrs.frozen(kw_only=True)
 class SourceDamage:
-    """Bytes of a source that cannot be read, or a message that is lost."""
+    """Bytes of a source that cannot be read, or a message that is lost. Keywords only."""
 
     file: str
-    """Relative to the source's path."""
+    """A file that exists, relative to the source's path; "" is that path itself."""
     reason: str
     offset: int = 0
     size: int = 0
@@ -120,7 +122,7 @@ class SourceDamage:
 
 @attrs.frozen
 class Candidate:
-    """Answer of a source to the question whether it can read a path."""
+    """Answer of a source to the question whether it can read a path, by keywords or positions."""
 
     likelihood: str = attrs.field(validator=in_(("certain", "likely", "perhaps")))
     evidence: str

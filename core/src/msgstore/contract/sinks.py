@@ -1,20 +1,22 @@
-"""Sinks: write messages of any system to a new place. A complete one, that writes a file with a line for each message::
+r"""Sinks: write messages of any system to a new place.
 
-class Lines:
-    def __init__(self, context):
-        self.file = open(context.destination, "ab")
-        self.file.truncate(context.token["size"] if context.token else 0)
-    def refused(self, batch):
-        return [(row, "it has a line break") for row, body in enumerate(batch.bodies) if b"\\n" in body]
-    def write(self, batch):
-        self.file.writelines(body + b"\\n" for body in batch.bodies)
-        return []
-    def flush(self):
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        return {"size": self.file.tell()}
-    def finish(self): pass
-    def close(self): self.file.close()
+A complete one, that writes a file with a line for each message::
+
+    class LinesSink:
+        def __init__(self, context):
+            self.file = open(context.destination, "ab")
+            self.file.truncate(context.token["size"] if context.token else 0)
+        def refused(self, batch):
+            return [(row, "it has a line break") for row, body in enumerate(batch.bodies) if b"\n" in body]
+        def write(self, batch):
+            self.file.writelines(body + b"\n" for body in batch.bodies)
+            return []
+        def flush(self):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            return {"size": self.file.tell()}
+        def finish(self): pass
+        def close(self): self.file.close()
 """
 
 from __future__ import annotations

@@ -1,19 +1,23 @@
-r"""Sources: read the messages of a system from its files. A complete one, for files with a message on each line::
+r"""Sources: read the messages of a system from its files.
 
-class Lines:
-    def __init__(self, context): self.context = context
-    def queues(self):
-        return [QueueInfo(name=QueueName("lines", queue=self.context.path.name))]
-    def messages(self, name, first, stop):
-        bodies = [line.removesuffix(b"\n") for line in io.BytesIO(self.context.read(""))][first:stop]
-        count = len(bodies)
-        yield MessageBatch(name=name, bodies=bodies, positions=range(first, first + count), states=["ready"] * count,
-                           files=[""] * count, offsets=[0] * count, sizes=[len(body) for body in bodies])
-    def damage(self): return []
-    def close(self): pass
+A complete one, for files with a message on each line::
 
-def detect(path):
-    return Candidate("likely", "a file *.lines") if path.suffix == ".lines" else None
+    class LinesSource:
+        def __init__(self, context): self.context = context
+        def queues(self):
+            return [QueueInfo(name=QueueName("lines", queue=self.context.path.name))]
+        def messages(self, name, first, stop):
+            lines = list(io.BytesIO(self.context.read("")))
+            rows, begins = range(len(lines))[first:stop], [0, *accumulate(map(len, lines))]
+            raws, count = lines[first:stop], len(rows)
+            yield MessageBatch(name=name, bodies=[raw.removesuffix(b"\n") for raw in raws], positions=rows,
+                               states=["ready"] * count, files=[""] * count, offsets=[begins[row] for row in rows],
+                               sizes=[len(raw) for raw in raws], raws=raws if self.context.raw else None)
+        def damage(self): return []
+        def close(self): pass
+
+    def detect(path):
+        return Candidate("likely", "a file *.lines") if path.is_file() and path.suffix == ".lines" else None
 """
 
 from __future__ import annotations
@@ -63,8 +67,8 @@ class SourceContext:
     options: Any
     """Instance of the descriptor's options class."""
     read: Callable[[str], Buffer]
-    """Returns the content of a regular file by its path relative to ``path``, or of ``path`` itself for "". Large files are
-    mapped. Raises OSError, also for a pipe or a device."""
+    """Returns the content of a regular file by its path relative to ``path``, or of ``path`` itself for "": bytes, or an
+    ``mmap`` for more than 64 MiB, whose slices are bytes. Raises OSError, also for a pipe or a device."""
     now_ms: int = 0
     """The time by which messages expire."""
     raw: bool = False

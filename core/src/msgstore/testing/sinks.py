@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,13 @@ class SinkTests(KitTests):
     def test_what_is_refused_is_not_written(self, subject: Subject, place: Path) -> None:
         """A failure means that ``refused`` writes, or that it does not say the same twice: the counts of a conversion would be
         wrong."""
-        sink = self._sink(subject, place, None)
         batch = sample_batch("a", 0, 30)
-        before = tree(place.parent)
-        first = list(sink.refused(batch))
-        assert list(sink.refused(batch)) == first
-        assert all(0 <= row < 30 and reason for row, reason in first)
-        assert tree(place.parent) == before, "refused has written something"
-        sink.close()
+        with closing(self._sink(subject, place, None)) as sink:
+            before = tree(place.parent)
+            first = list(sink.refused(batch))
+            assert list(sink.refused(batch)) == first
+            assert all(0 <= row < 30 and reason for row, reason in first)
+            assert tree(place.parent) == before, "refused has written something"
 
     def test_nothing_is_a_destination_too(self, subject: Subject, place: Path) -> None:
         """A failure means that a conversion of no messages has no result."""

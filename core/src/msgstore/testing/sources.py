@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import attrs
 import pytest
 
 from msgstore.config import Backend
-from msgstore.contract import STATES, Capability, MessageBatch, MsgStoreError, QueueName, SourceDamage
+from msgstore.contract import STATES, Capability, MessageBatch, MsgStoreError, PluginError, QueueName, SourceDamage
 from msgstore.contract.messages import CERTAINTIES
 from msgstore.jobs.messages.rows import rows_of
 from msgstore.jobs.messages.sources import SourceSpec, open_source
@@ -60,6 +61,11 @@ class SourceTests(KitTests):
             assert set(batch.certainties or ()) <= set(CERTAINTIES)
             assert json.dumps(list(rows_of(batch)))
 
+    def test_each_record_has_a_place_in_its_file(self, subject: Subject, sample: Path) -> None:
+        """A failure means that the record of a message cannot be found: it has no byte, goes beyond its file or into another
+        record, or its file is not there."""
+        check_places(batches(subject, sample), sample, "the sample")
+
     def test_a_position_has_the_same_message_at_each_call(self, subject: Subject, sample: Path) -> None:
         """A failure means that a conversion that was interrupted, or that runs in parallel, loses messages or has some
         twice."""
@@ -86,15 +92,15 @@ class SourceTests(KitTests):
         given = list(batches(subject, sample, raw=True))
         assert all(batch.raws is not None and all(batch.raws) for batch in given), "a raw record is missing"
 
-    def test_nothing_is_changed(self, subject: Subject, sample: Path) -> None:
-        """A failure means that looking at somebody's data changes them."""
-        before = tree(sample)
+    def test_nothing_is_changed(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+        """A failure means that looking at somebody's data changes them, or leaves a file beside them."""
+        before = tree(tmp_path)
         list(batches(subject, sample))
-        assert tree(sample) == before
+        assert tree(tmp_path) == before
 
     def test_damage(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
-        """A failure means that damaged files stop everything, hang, or give a body that was never there for a record that
-        was."""
+        """A failure means that damaged files stop everything, hang, give a body that was never there for a record that was, or
+        are not where the damage says."""
         there = {
             (row["origin"]["file"], row["origin"]["offset"]): row
             for batch in batches(subject, sample)
@@ -116,8 +122,11 @@ class SourceTests(KitTests):
             with opened(subject, sample) as source:
                 found = [item for info in source.queues() if info.read for item in source.messages(info.name, 0, None)]
                 damage = [item for item in found if isinstance(item, SourceDamage)] + list(source.damage())
+        except PluginError:
+            raise
         except MsgStoreError:
             return
+        check_places([*found, *damage], sample, where)
         for batch in found:
             for row in rows_of(batch) if isinstance(batch, MessageBatch) else ():
                 was = there.get((row["origin"]["file"], row["origin"]["offset"]))
@@ -143,6 +152,26 @@ def batches(subject: Subject, path: Path, *, raw: bool = False) -> Iterator[Mess
 
 def rows(items: Iterator[MessageBatch | SourceDamage]) -> list[dict[str, Any]]:
     return [row for item in items if isinstance(item, MessageBatch) for row in rows_of(item)]
+
+
+def check_places(items: Iterable[MessageBatch | SourceDamage], sample: Path, where: str) -> None:
+    """Fail if a record or damage is not inside a file, or if two records share only some bytes."""
+    places = set[tuple[str, int, int]]()
+    for item in items:
+        if isinstance(item, MessageBatch):
+            found = list(zip(item.files, item.offsets, item.sizes, strict=True))
+            assert min(item.sizes, default=1) > 0, f"{where}: a record has the size {min(item.sizes)}"
+            places.update(found)
+        else:
+            found = [(item.file, item.offset, item.size)]
+        for name, offset, size in found:
+            file = sample / name if name else sample
+            assert file.exists(), f"{where}: there is no file {name!r}"
+            length = file.stat().st_size if file.is_file() else 0
+            inside = min(offset, size) >= 0 and offset + size <= length
+            assert inside, f"{where}: {name!r} has {length} bytes, none from {offset} to {offset + size}"
+    for (name, offset, size), (other, begin, _) in pairwise(sorted(places)):
+        assert name != other or offset + size <= begin, f"{where}: records overlap in {name!r} at {begin}"
 
 
 def tree(top: Path) -> dict[str, tuple[int, int, bytes]]:

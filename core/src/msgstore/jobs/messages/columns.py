@@ -131,7 +131,7 @@ def checked_rows(table: pa.Table, numbers: Sequence[int], file: Path) -> Iterato
                     row[member] = parse_json(row[member])
             found = checked_row(row)
             if found.get("origin") is None:
-                found["origin"] = {"file": printable_name(file.name), "offset": number, "size": len(found["body"])}
+                found["origin"] = {"file": printable_name(file.name), "offset": number, "size": 1}
             yield found
         except ValueError as error:
             yield f"row {number} is not a message: {error}"
