@@ -115,9 +115,8 @@ def test_call_names_plugin_that_raises(method, tmp_path, monkeypatch):
     break_method(monkeypatch, "msgstore_ets_index.index:EtsIndex", method)
     calls = {"get": lambda: store.entry(A), "references": lambda: store.references(A), "release": lambda: client.remove([A])}
     monkeypatch.setattr(store._index, method, getattr(type(store._index), method).__get__(store._index), raising=False)
-    with pytest.raises(
-        BrokenPlugin, match=f"{tmp_path}: the index 'ets' of msgstore-ets-index .* failed in {method}: RuntimeError"
-    ):
+    at = r"RuntimeError: boom \(<string>:2\)\. "  # the line of the plugin's code
+    with pytest.raises(BrokenPlugin, match=f"{tmp_path}: the index 'ets' of msgstore-ets-index .* failed in {method}: {at}"):
         calls[method]()
     monkeypatch.undo()
     store.abandon()

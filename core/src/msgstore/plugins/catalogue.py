@@ -7,11 +7,14 @@ points. It also lists the installed alternatives and the ``pip install`` line th
 from __future__ import annotations
 
 import difflib
+import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -241,6 +244,7 @@ class Catalogue(Loaded):
         """Return the error that says what a plugin could not do, and why."""
         found = self._registration(descriptor)
         text = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} {failed}: {type(error).__name__}: {error}"
+        text += _place(descriptor, error)
         if isinstance(error, OSError) or found.kind == "command":  # nothing that an installation would mend
             return BrokenPlugin(text)
         return BrokenPlugin(
@@ -331,6 +335,15 @@ class Catalogue(Loaded):
         else:
             message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
         return PluginError(message)
+
+
+def _place(descriptor: Descriptor, error: BaseException) -> str:
+    """Return file and line of the innermost frame in a plugin's own package, for its author; "" if there is none."""
+    package = re.split("[.:]", descriptor.factory)[0]
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package != "msgstore":
+            return f" ({Path(frame.f_code.co_filename).name}:{line})"
+    return ""
 
 
 def _disable(provider: Provider) -> str:
