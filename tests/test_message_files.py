@@ -227,3 +227,13 @@ def test_what_is_not_selected_is_told(tmp_path):
     shown = command("messages", path, "--all").output
     assert "a\\nb" in shown
     assert "not selected" not in shown
+
+
+def test_origin_of_a_row_is_relative_to_the_source(tmp_path):
+    (tmp_path / "top" / "sub").mkdir(parents=True)
+    pq.write_table(pa.table({"system": ["s"], "body": [b"x"]}), tmp_path / "top" / "sub" / "m.parquet")
+    files = [
+        json_of("messages", path, "--source=parquet")[0]["origin"]["file"] for path in (tmp_path / "top", tmp_path / "top/sub")
+    ]
+    files.append(json_of("messages", tmp_path / "top" / "sub" / "m.parquet")[0]["origin"]["file"])
+    assert files == ["sub/m.parquet", "m.parquet", ""]

@@ -115,11 +115,11 @@ def to_rows(table: pa.Table) -> list[dict[str, Any] | str]:
         return [str(error)] if not half else to_rows(table.slice(0, half)) + to_rows(table.slice(half))
 
 
-def checked_rows(table: pa.Table, numbers: Sequence[int], file: Path) -> Iterator[dict[str, Any] | str]:
+def checked_rows(table: pa.Table, numbers: Sequence[int], file: str) -> Iterator[dict[str, Any] | str]:
     """Yield rows of a Parquet file as the objects that :func:`msgstore.jobs.messages.rows.batch_of` takes, and instead of one
     that is no message the reason.
 
-    ``numbers``: of the rows in the file. A message without an origin gets the file's name and the number of its row, so that
+    ``numbers``: of the rows in the file. A message without an origin gets the file and the number of its row, so that
     two equal messages are different ones.
     """
     for number, row in zip(numbers, to_rows(table), strict=True):
@@ -131,7 +131,7 @@ def checked_rows(table: pa.Table, numbers: Sequence[int], file: Path) -> Iterato
                     row[member] = parse_json(row[member])
             found = checked_row(row)
             if found.get("origin") is None:
-                found["origin"] = {"file": printable_name(file.name), "offset": number, "size": 1}
+                found["origin"] = {"file": printable_name(file), "offset": number, "size": 1}
             yield found
         except ValueError as error:
             yield f"row {number} is not a message: {error}"

@@ -146,7 +146,7 @@ class ParquetSource:
                 whole = some[-1] - some[0] + 1 == len(some)
                 part = table.slice(some[0], len(some)) if whole else table.take(some)
                 in_file = [base + number for number in some]
-                for number, row in zip(in_file, checked_rows(part, in_file, path), strict=True):
+                for number, row in zip(in_file, checked_rows(part, in_file, file), strict=True):
                     if isinstance(row, str):
                         yield position, SourceDamage(file=file, offset=number, reason=row, name=name, messages=1)
                     else:
