@@ -12,9 +12,10 @@ import flatbuffers
 import pytest
 
 from msgstore.config import Backend
-from msgstore.contract import MessageBatch, QueueName, SourceDamage
+from msgstore.contract import ConfigError, MessageBatch, QueueName, SourceDamage
 from msgstore.jobs.detection import detect
 from msgstore.jobs.messages.convert import convert, plan_convert
+from msgstore.jobs.messages.listing import count_queues
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter
@@ -146,24 +147,65 @@ def test_one_file_of_a_log_is_read(tmp_path):
 
 
 def test_damage_within_a_file_loses_only_what_it_covers(tmp_path):
-    log = Writer(tmp_path, size=1000)
+    store = tmp_path / "in"
+    log = Writer(store, size=1000)
     offsets = [log.add("T", b"message %d" % number * 3) for number in range(30)]
     log.save()
-    first = tmp_path / "commitlog" / file_name(0)
+    first = store / "commitlog" / file_name(0)
     data = bytearray(first.read_bytes())
     data[offsets[2] + 90] ^= 1
     first.write_bytes(data)
-    queue = tmp_path / "consumequeue/T/0"
+    queue = store / "consumequeue/T/0"
     queue.mkdir(parents=True)
     entries = [v1.ENTRY.pack(offset, 91 + 1 + len(b"message %d" % number * 3), 0) for number, offset in enumerate(offsets)]
     (queue / file_name(0)).write_bytes(FILLER + b"".join(entries) + bytes(200))
-    found, damage = read(tmp_path)
+    found, damage = read(store)
     assert [row[4] for row in found] == [number for number in range(30) if number != 2]
     assert {row[3] for row in found} == {"ready"}
-    assert [(one.file, one.offset, one.messages) for one in damage] == [
-        (f"commitlog/{file_name(0)}", offsets[2], 0),
-        (f"consumequeue/T/0/{file_name(0)}", 60, 1),
-    ]
+    name = QueueName("rocketmq", queue="T", partition=0)
+    assert damage == [
+        SourceDamage(
+            file=f"commitlog/{file_name(0)}", offset=offsets[2], size=offsets[3] - offsets[2], name=name, messages=1,
+            reason="the checksum of the body is wrong",
+        )
+    ]  # fmt: skip
+    spec = source_spec(load_catalogue(), store)
+    with open_source(spec) as source:
+        parts = [item for first, stop in ((0, 10), (10, 29)) for item in source.messages(name, first, stop)]
+    assert parts.count(damage[0]) == 1
+    [counted] = count_queues(spec, select(), ProgressMeter(0))[0]
+    assert (counted.messages, counted.damage, counted.missing) == (29, 1, 1)
+    report = copy(store, tmp_path / "out")
+    assert [report.total(one) for one in ("selected", "written", "refused", "damaged")] == [30, 29, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "lost"),
+    [
+        ([1], [("T", 0, 1)]),
+        ([5], [("T", 0, 1)]),  # followed by the blank
+        ([1, 2], [(None, None, 0)]),  # one span: the record behind the first is not good
+        ([6], [("U", 0, 1)]),  # the only message of its queue
+        ([7], [(None, None, 0)]),  # of the broker's own topic: its queue is not known
+        ([8], [(None, None, 0)]),  # the last one, before zeros
+    ],
+)
+def test_damaged_record_in_a_whole_frame_is_a_lost_message(damaged, lost, tmp_path):
+    store = tmp_path / "in"
+    log = Writer(store, size=700)
+    offsets = [log.add("T", b"message %d" % number) for number in range(6)]
+    offsets += [log.add(topic, b"x") for topic in ("U", v1.SCHEDULE_TOPIC, "T")]
+    log.save()
+    for number in damaged:
+        file = store / "commitlog" / file_name(offsets[number] // 700 * 700)
+        data = bytearray(file.read_bytes())
+        data[offsets[number] % 700 + 88] ^= 1
+        file.write_bytes(data)
+    found = read(store)[1]
+    assert [(*((one.name.queue, one.name.partition) if one.name else (None, None)), one.messages) for one in found] == lost
+    report = copy(store, tmp_path / "out")
+    sums = [report.total(one) for one in ("selected", "written", "refused", "damaged")]
+    assert (sums[0], sums[3]) == (sum(sums[1:]), lost[0][2])
 
 
 @pytest.mark.parametrize("log", [None, [], ["foreign"]])
@@ -259,6 +301,33 @@ def test_what_a_group_has_consumed(tmp_path):
     with open_source(source_spec(load_catalogue(), tmp_path)) as source:
         [info] = source.queues()
     assert info.details == {"lag": {"g": 2, "h": 0}}
+    file = tmp_path / "commitlog" / file_name(0)
+    data = bytearray(file.read_bytes())
+    data[0] = 1  # what is behind it in the last file is not there for a broker
+    file.write_bytes(data)
+    with open_source(source_spec(load_catalogue(), tmp_path)) as source:
+        [info] = source.queues()
+    assert info.details == {"lag": {"g": 0, "h": 0}}
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('{"offsetTable":{"T@billing":{0:3}}}', "has no group 'biling'. Did you mean 'billing'[?] There are: billing."),
+        ('{"offsetTable":{"T@x":{0:3}}}', "has no group 'biling'. There are: x."),
+        ("{", "cannot be read: .*. Leave --group out."),
+        (None, "is not there. Leave --group out."),
+    ],
+)
+def test_group_unknown_is_an_error(table, told, tmp_path):
+    log = Writer(tmp_path)
+    log.add("T", b"a")
+    log.save()
+    if table is not None:
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config/consumerOffset.json").write_text(table)
+    with pytest.raises(ConfigError, match=f": config/consumerOffset.json {told}$"):
+        read(tmp_path, group="biling")
 
 
 def test_messages_of_deleted_topics_are_orphans_and_config_may_be_damaged(tmp_path):
@@ -492,6 +561,17 @@ def test_refused_names_and_values(tmp_path):
     assert (report.total("written"), report.total("refused")) == (1, 2)
     [batch] = read_batches(tmp_path / "out")
     assert (batch.name, batch.headers) == (QueueName("rocketmq", queue="ok", partition=0), [{"h": "1", "i": "true"}])
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(("state", "told"), [("expired", "no expiry"), ("consumed", "again"), ("rolled_back", "rolled back")])
+def test_sink_message_that_has_ended_is_refused(state, told, raw, tmp_path):
+    record = base64.b64encode(v1.encode(body=b"x", topic=b"T", properties=b"")).decode()
+    rows = [{"system": "rocketmq", "queue": "T", "body": "eA==", "state": one, "raw": record} for one in ("ready", state)]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row if raw else row | {"raw": None}) + "\n" for row in rows))
+    report = copy(tmp_path / "m.jsonl", tmp_path / "out")
+    assert (report.total("written"), report.total("refused")) == (1, 1)
+    assert told in next(iter(report.reasons))
 
 
 def read_batches(path: Path) -> list[MessageBatch]:

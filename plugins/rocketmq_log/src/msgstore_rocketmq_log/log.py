@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import attrs
 
-from msgstore.contract import SourceDamage
+from msgstore.contract import QueueName, SourceDamage
 from msgstore_rocketmq_log import flat
 from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
@@ -23,6 +23,12 @@ from msgstore_rocketmq_log.files import file_offset
 from msgstore_rocketmq_log.frame import Frame, read_frame
 from msgstore_rocketmq_log.reflow import address_of, v1_pairs
 
+SYSTEM = "rocketmq"
+HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+WHEEL_TOPIC = "rmq_sys_wheel_timer"
+OWN_TOPICS = frozenset({HALF_TOPIC, OP_TOPIC, WHEEL_TOPIC, v1.SCHEDULE_TOPIC})
+SPECIAL = v1.TRANSACTION | v1.INNER_BATCH
+"""Flags of records that are not simply a message of their queue."""
 Content = bytes | mmap.mmap
 BLANK = "blank"
 _HEAD = struct.Struct(">iI")
@@ -163,15 +169,30 @@ class CommitLog:
                 continue
             if found == BLANK:
                 return
-            following = _next_record(data, at + 1, begin)
+            name = _queue_of_damaged(data, at, begin + at)
+            following = at + total if name else _next_record(data, at + 1, begin)
             stop = _end_of_content(data, at) if following is None else following
             if stop > at:
-                damage.append(SourceDamage(file=file.name, offset=at, size=stop - at, reason=found))
+                lost = int(name is not None)
+                damage.append(SourceDamage(file=file.name, offset=at, size=stop - at, reason=found, name=name, messages=lost))
             elif not is_last:
                 damage.append(SourceDamage(file=file.name, offset=at, reason="the file ends without a blank record"))
             if following is None:
                 return
             at, behind = following, True
+
+
+def _queue_of_damaged(data: Content, at: int, offset: int) -> QueueName | None:
+    """Return the queue of a damaged record that was one message: its parts add up, and a good record or a blank follows."""
+    try:
+        found = v1.read_fields(data, at)
+    except v1.UnreadableError:
+        return None
+    topic, size = v1.text_of(data, found.topic, found.topic_end), found.end - at
+    if size != found.total_size or found.physical_offset != offset or found.sys_flag & SPECIAL or topic in OWN_TOPICS:
+        return None
+    after = read_record(data, found.end, offset + size)
+    return QueueName(SYSTEM, queue=topic, partition=found.queue_id) if isinstance(after, LogRecord) or after == BLANK else None
 
 
 def _end_of_content(data: Content, at: int) -> int:

@@ -12,8 +12,7 @@ from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.frame import Frame, read_frame
 from msgstore_rocketmq_log.inner_batch import BodyError, inflate
-from msgstore_rocketmq_log.log import LogRecord, read_record
-from msgstore_rocketmq_log.queues import OWN_TOPICS
+from msgstore_rocketmq_log.log import OWN_TOPICS, LogRecord, read_record
 from msgstore_rocketmq_log.reflow import V2, NotDeliverableError, to_v1, to_v2
 
 Places = Callable[[str, int], tuple[int, int]]
@@ -23,6 +22,11 @@ _KEPT = (
     "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "born_port", "store_timestamp", "store_host", "store_port",
     "reconsume_times", "prepared_transaction_offset", "magic",
 )  # fmt: skip
+_ENDED = {
+    "expired": "it has expired, and RocketMQ has no expiry: it would be delivered. Leave it out with --state ready",
+    "consumed": "it was consumed, and would be delivered again. Leave it out, or convert without --group",
+    "rolled_back": "its transaction was rolled back, and it would be delivered. Leave it out",
+}
 
 
 @attrs.frozen
@@ -38,6 +42,8 @@ class MadeRecord:
 def make_record(batch: MessageBatch, row: int, topic: str, places: Places, accepts: Collection[str], now_ms: int) -> MadeRecord:
     """Return the record of a message for its place. ``topic`` is that of its queue in the new log. With the layout ``v2`` in
     ``accepts``, all records are of it. Raises ValueError for a message that has no such record."""
+    if (reason := _ENDED.get(batch.states[row])) is not None:
+        raise ValueError(reason)
     if (stored := _stored(batch, row)) is None:
         made = _new(batch, row, topic, places, now_ms)
     elif (frame := stored[0].frame) is None:

@@ -19,16 +19,11 @@ from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import BrokerConfig
 from msgstore_rocketmq_log.incarnations import TopicTable
 from msgstore_rocketmq_log.inner_batch import count_inner
-from msgstore_rocketmq_log.log import CommitLog, LogRecord
+from msgstore_rocketmq_log.log import HALF_TOPIC, OP_TOPIC, OWN_TOPICS, SPECIAL, WHEEL_TOPIC, CommitLog, LogRecord
 
-HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-WHEEL_TOPIC = "rmq_sys_wheel_timer"
 _STATES = ("ready", "committed", "orphan", "delayed", "half", "rolled_back", "consumed")
 _READY, _COMMITTED, _ORPHAN, _DELAYED, _HALF, _ROLLED_BACK, _CONSUMED = range(len(_STATES))
 _NO_SEQUENCE = -1
-OWN_TOPICS = frozenset({HALF_TOPIC, OP_TOPIC, WHEEL_TOPIC, v1.SCHEDULE_TOPIC})
-_SPECIAL = v1.TRANSACTION | v1.INNER_BATCH
-"""Flags of records that are not simply a message of their queue."""
 Key = tuple[str, int]
 """Topic and queue id."""
 
@@ -87,6 +82,11 @@ class TopicQueue:
                     found[at] = "consumed"
         return found
 
+    def count_unconsumed(self, consumed: int) -> int:
+        """Return how many messages a consumer group would still get whose next message has the number ``consumed``."""
+        numbered = zip(self.sequences, self.states, strict=True)
+        return sum(sequence >= consumed for sequence, state in numbered if state in (_READY, _COMMITTED))
+
     def sequences_at(self, first: int, stop: int) -> list[int | None]:
         """Return the numbers of messages by position. Those that come later have none."""
         return [None if sequence == _NO_SEQUENCE else sequence for sequence in self.sequences[first:stop]]
@@ -141,7 +141,7 @@ def build_queues(
     plain: dict[tuple[bytes, int], tuple[Callable[[int], None], Callable[[int], None]]] = {}
     """Queues whose records are messages of it, unless a flag says otherwise: what adds an offset, and a number."""
     for offset, topic, queue_id, queue_offset, sys_flag, behind in log.scan(damage):
-        if (adders := plain.get((topic, queue_id))) and not sys_flag & _SPECIAL and not behind:
+        if (adders := plain.get((topic, queue_id))) and not sys_flag & SPECIAL and not behind:
             adders[0](offset)
             adders[1](queue_offset)
             continue

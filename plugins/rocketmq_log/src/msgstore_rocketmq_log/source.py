@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import attrs
 
 from msgstore.contract import Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import BrokerConfig, read_config
 from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, queue_entries
 from msgstore_rocketmq_log.incarnations import read_table
-from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files, read_record
+from msgstore_rocketmq_log.log import SYSTEM, CommitLog, LogRecord, log_files, read_record
 from msgstore_rocketmq_log.plugin import RocketmqSourceOptions
 from msgstore_rocketmq_log.properties import whole_number
 from msgstore_rocketmq_log.queues import TopicQueue, build_queues
 from msgstore_rocketmq_log.reflow import LAYOUTS, ReflowOptions
 from msgstore_rocketmq_log.rows import QueueReader
 
-SYSTEM = "rocketmq"
+_OFFSETS = "config/consumerOffset.json"
 _BATCH_MESSAGES = 2**12
 """Messages in one batch."""
 _NOT_READ = (
@@ -82,7 +85,8 @@ class RocketmqSource:
             self._file_names = {file.name: file.name for file in self._log.files}
         self._config: BrokerConfig | None = None
         self._queues: dict[tuple[str, int], TopicQueue] = {}
-        self._damage: list[SourceDamage] = []
+        self._damage: dict[QueueName | None, list[SourceDamage]] = {}
+        """By queue. None: all that belongs to no queue which has messages."""
 
     def queues(self) -> Iterable[QueueInfo]:
         found = [
@@ -93,6 +97,8 @@ class RocketmqSource:
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
         key = (str(name.queue), name.partition or 0)
         queue = self._found()[key]
+        if stop is None or stop >= len(queue):  # once, if the queue is read in parts
+            yield from self._damage.get(name, ())
         stop = len(queue) if stop is None else min(stop, len(queue))
         consumed = self._consumed(key)
         options, context = self._options, self._context
@@ -112,7 +118,7 @@ class RocketmqSource:
 
     def damage(self) -> Iterable[SourceDamage]:
         self._found()
-        return self._damage
+        return self._damage.get(None, ())
 
     def close(self) -> None:
         self._queues = {}
@@ -120,19 +126,32 @@ class RocketmqSource:
     def _found(self) -> dict[tuple[str, int], TopicQueue]:
         if self._config is None:
             self._config = read_config(frozenset(self._sizes), self._context.read)
-            self._damage += (SourceDamage(file=file, reason=reason) for file, reason in self._config.problems)
+            self._check_group(self._config)
+            found = [SourceDamage(file=file, reason=reason) for file, reason in self._config.problems]
             damage: list[SourceDamage] = []
-            table = read_table(self._sizes, self._context.read, self._damage)
+            table = read_table(self._sizes, self._context.read, found)
             self._queues = build_queues(self._log, self._config, damage, table)
-            self._damage += (
-                SourceDamage(file=self._file_names[one.file], offset=one.offset, size=one.size, reason=one.reason)
-                for one in damage
-            )
-            self._damage += self._lost()
+            found += (attrs.evolve(one, file=self._file_names[one.file]) for one in damage)
+            begins = {file.name: file.begin for file in self._log.files}
+            found += self._lost({begins[one.file] + one.offset for one in damage if one.messages})
+            names = {_name(key) for key in self._queues}
+            for one in found:
+                self._damage.setdefault(one.name if one.name in names else None, []).append(one)
         return self._queues
 
-    def _lost(self) -> Iterator[SourceDamage]:
-        """Yield the entries of consume queues whose record is not there."""
+    def _check_group(self, config: BrokerConfig) -> None:
+        """Raise ConfigError for a group of which nothing is known."""
+        group, known = self._options.group, sorted(config.consumed)
+        if group is None or group in known:
+            return
+        is_there = not self._sizes.keys().isdisjoint({_OFFSETS, f"{_OFFSETS}.bak"})
+        reason = dict(config.problems).get(_OFFSETS) or (f"has no group {group!r}" if is_there else "is not there")
+        near = [f"Did you mean {name!r}? " for name in difflib.get_close_matches(group, known, n=1)]
+        advice = f"{''.join(near)}There are: {', '.join(known[:10])}." if known else "Leave --group out."
+        raise ConfigError(f"{self._context.path}: {_OFFSETS} {reason}. {advice}")
+
+    def _lost(self, reported: set[int]) -> Iterator[SourceDamage]:
+        """Yield the entries of consume queues whose record is not there. Those of the offsets ``reported`` are left out."""
         for name in sorted(self._sizes):
             parts = name.split("/")
             if len(parts) != 4 or parts[0] not in ("consumequeue", "batchconsumequeue") or file_offset(parts[3]) is None:
@@ -140,7 +159,9 @@ class RocketmqSource:
             is_batch = parts[0] == "batchconsumequeue"
             data = self._context.read(name)
             for number, offset, size in queue_entries(data, batch=is_batch):
-                if offset >= self._log.begin and not (self._log.files and self._has_record(offset, size)):
+                if offset < self._log.begin or offset in reported:
+                    continue
+                if not (self._log.files and self._has_record(offset, size)):
                     width = 46 if is_batch else 20
                     queue = QueueName(SYSTEM, queue=parts[1], partition=whole_number(parts[2], bits=32))
                     yield SourceDamage(
@@ -160,8 +181,8 @@ class RocketmqSource:
 
     def _details(self, key: tuple[str, int], queue: TopicQueue) -> dict[str, Any]:
         assert self._config is not None
-        end = max((sequence for sequence in queue.sequences if sequence >= 0), default=-1) + 1
-        lag = {group: max(end - offsets[key], 0) for group, offsets in sorted(self._config.consumed.items()) if key in offsets}
+        groups = sorted(self._config.consumed.items())
+        lag = {group: queue.count_unconsumed(offsets[key]) for group, offsets in groups if key in offsets}
         return {"lag": lag}
 
     def _not_read(self) -> list[QueueInfo]:
