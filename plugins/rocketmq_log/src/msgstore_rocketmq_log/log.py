@@ -36,7 +36,7 @@ _MAGICS = frozenset(struct.pack(">I", magic) for magic in (v1.MAGIC, v1.LONG_TOP
 _PREFIX = b"\xda\xa3\x20"
 """First bytes of all magics."""
 _SEARCH = 16
-"""Limit of the bytes that a search behind damage examines, as a multiple of those of the file."""
+"""Limit of the bytes that searches behind damage examine, as a multiple of those of the file."""
 _BLOCK = 2**20
 _CRC_BEGIN = f"{p.CRC_NAME}{p.NAME_END}".encode()
 PLAIN_BODY = v1.PLAIN_HEAD.size
@@ -138,7 +138,7 @@ class CommitLog:
         data = self.content(number)
         at, end, begin, behind = 0, len(data), file.begin, False
         read, crc32, magic_v1 = v1.PLAIN_HEAD.unpack_from, zlib.crc32, v1.MAGIC
-        last = end - v1.SMALLEST
+        last, left = end - v1.SMALLEST, _SEARCH * end
         while at < end:
             if at <= last:  # without a call for the plain record, which nearly all are
                 total, magic, crc, queue_id, _, queue_offset, place, sys_flag, *_, body_size = read(data, at)
@@ -170,7 +170,8 @@ class CommitLog:
             if found == BLANK:
                 return
             name = _queue_of_damaged(data, at, begin + at)
-            following = at + total if name else _next_record(data, at + 1, begin)
+            left -= _examined(data, at)
+            following, left = (at + total, left) if name else _next_record(data, at + 1, begin, left)
             stop = _end_of_content(data, at) if following is None else following
             if stop > at:
                 lost = int(name is not None)
@@ -204,17 +205,23 @@ def _end_of_content(data: Content, at: int) -> int:
     return at
 
 
-def _next_record(data: Content, at: int, begin: int) -> int | None:
-    """Return the offset of the next good record from ``at`` on. ``begin``: offset of the file in the log."""
-    left = _SEARCH * len(data)
+def _next_record(data: Content, at: int, begin: int, left: int) -> tuple[int | None, int]:
+    """Return the offset of the next good record from ``at`` on, and what is left of the bytes that searches in this file may
+    examine. ``begin``: offset of the file in the log."""
     while left > 0 and (found := data.find(_PREFIX, at + 4)) >= 0:
         place = found - 4
         if data[found : found + 4] in _MAGICS:
             if isinstance(read_record(data, place, begin + place), LogRecord):
-                return place
-            left -= max(_HEAD.unpack_from(data, place)[0], 0)
+                return place, left
+            left -= _examined(data, place)
         at = place + 1
-    return None
+    return None, left
+
+
+def _examined(data: Content, at: int) -> int:
+    """Return the bytes that :func:`read_record` examines at most: those that the head at ``at`` claims, if they are there."""
+    total = _HEAD.unpack_from(data, at)[0] if at + _HEAD.size <= len(data) else 0
+    return total if 0 < total <= len(data) - at else _HEAD.size
 
 
 def read_record(data: Content, at: int, offset: int) -> LogRecord | str:

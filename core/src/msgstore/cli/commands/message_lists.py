@@ -104,7 +104,7 @@ def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times
         f"{path}: {spec.source.name}",
         columns,
         read,
-        optional=("vhost", "partition", "type", "of_these", "not_counted", "notes", "first", "last"),
+        optional=("vhost", "partition", "type", "of these", "not counted", "notes", "first", "last"),
     )
     out.print()
     out.print(f"{plural(sum(queue.messages for queue in read), 'message')} in {plural(len(read), 'queue')}")
@@ -119,7 +119,11 @@ def _states(queue: CountedQueue, states: Collection[str]) -> str:
 
 def _notes(queue: CountedQueue) -> str:
     notes = [f"{number:,} {name}" for name, number in sorted(queue.certainties.items()) if name != CERTAIN]
-    notes += [f"{key}: {value}" for key, value in queue.info.details.items() if value not in (None, "", 0, {}, [])]
+    for key, value in queue.info.details.items():
+        if isinstance(value, Mapping):
+            notes += [f"{key} {name}: {inner}" for name, inner in value.items()]
+        elif value not in (None, "", 0, []):
+            notes.append(f"{key}: {value}")
     return ", ".join(notes)
 
 
