@@ -401,11 +401,19 @@ def test_conversion_in_parts_has_the_same_messages(sink, tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".*"))
 
 
+def two_systems(tmp_path: Path, messages: int) -> Path:
+    """A file with a queue of one name in each of two systems."""
+    path = tmp_path / "two.jsonl"
+    rows = [{"system": name, "queue": "q", "body": "eA=="} for name in "ab" for _ in range(messages)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def test_conversion_in_parts_leaves_nothing_if_it_fails(tmp_path, often, monkeypatch):
-    origin = source_of("jsonl", tmp_path)
-    job = plan_convert(catalogue(), origin, str(tmp_path / "out"), select(), sink=Backend("files"), rename={"q0": "q1"})
+    origin = two_systems(tmp_path, 3)
+    job = plan_convert(catalogue(), origin, str(tmp_path / "out"), select(), sink=Backend("files"))
     before = set(tmp_path.iterdir())
-    with pytest.raises(StoreError, match="two queues have the directory q1: rename one"):
+    with pytest.raises(StoreError, match="two queues have the directory q: rename one"):
         parallel.convert_in_parts(job, *parallel.plan_parts(job), map, ProgressMeter(0))
     assert set(tmp_path.iterdir()) == before
     with monkeypatch.context() as patched:
@@ -416,6 +424,58 @@ def test_conversion_in_parts_leaves_nothing_if_it_fails(tmp_path, often, monkeyp
         parallel.convert_in_parts(job, *parallel.plan_parts(job), map, ProgressMeter(0))
     with pytest.raises(ConfigError, match="--limit and the sink store: messages are converted one after the other"):
         parallel.plan_parts(attrs.evolve(job, sink=Backend("store"), selection=select(limit=1)))
+
+
+def test_queue_is_not_overwritten_after_a_kill(tmp_path, often, monkeypatch):
+    """The sink knows from its token whose directory it is."""
+    origin = two_systems(tmp_path, 30)
+    factory: Any = catalogue().sink("files").load_factory()
+    monkeypatch.setattr("msgstore.jobs.messages.json_lines._BATCH", 100)
+    with monkeypatch.context() as patched:
+        patched.setattr(factory, "finish", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(origin, tmp_path / "out", sink="files", selection={"limit": 30})
+    journal = tmp_path / ".out.msgstore" / "convert" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"limit":30', '"limit":null').replace('"queue":2,', '"queue":1,'))
+    report = run(origin, tmp_path / "out", sink="files")
+    assert (report.kept, report.total("written"), report.total("refused")) == (30, 30, 30)
+
+
+def test_queues_do_not_get_one_name(tmp_path):
+    with pytest.raises(ConfigError, match="--rename: the queues q0 and q1 would have one name, q1"):
+        run(kestrel(tmp_path / "origin"), tmp_path / "out.jsonl", rename={"q0": "q1"})
+
+
+def test_dry_run_counts_as_the_conversion(tmp_path):
+    row = {"system": "s", "queue": "q", "id": "00" * 16}
+    rows = [row | {"body": body, "queue": queue} for queue in "pq" for body in ("eA==", "eA==", "eQ==")]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    reports = [run(tmp_path / "m.jsonl", tmp_path / "out", sink="store", dry_run=dry) for dry in (True, False)]
+    assert [(one.total("written"), one.total("refused")) for one in reports] == [(4, 2)] * 2
+
+
+def test_limit_counts_what_is_there(tmp_path):
+    pq.write_table(
+        pa.table({"system": ["s"] * 7, "queue": list("aaabbbb"), "body": [b"x", b"x", b"x", None, b"y", b"y", b"y"]}),
+        tmp_path / "m.parquet",
+    )
+    report = run(tmp_path / "m.parquet", tmp_path / "out.jsonl", selection={"limit": 5})
+    assert (report.total("selected"), report.total("written"), report.total("damaged")) == (6, 5, 1)
+
+
+def test_flushes_follow_the_bytes_of_records_and_properties(tmp_path, monkeypatch):
+    monkeypatch.setattr(converting, "FLUSH_BYTES", 10_000)
+    row = {"system": "s", "queue": "q", "body": "", "headers": {"h": "x" * 1000}, "routing_keys": None}
+    rows = [row] * 50 + [row | {"routing_keys": ["k"]}]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    monkeypatch.setattr("msgstore.jobs.messages.json_lines._BATCH", 1000)
+    flushes: list[int] = []
+    factory: Any = catalogue().sink("jsonl").load_factory()
+    flush = factory.flush
+    monkeypatch.setattr(factory, "flush", lambda self: flushes.append(1) or flush(self))
+    run(tmp_path / "m.jsonl", tmp_path / "out.jsonl")
+    assert len(flushes) > 4
+    assert [row["routing_keys"] for row in messages(tmp_path / "out.jsonl")] == [None] * 50 + [["k"]]
 
 
 def contents(top: Path) -> dict[Path, bytes]:
@@ -498,7 +558,7 @@ def test_journal_of_a_service_is_begun_anew_if_asked(service, tmp_path):
 
 def test_file_that_is_no_journal_is_kept(service, tmp_path):
     origin, mine = kestrel(tmp_path / "origin"), tmp_path / "mine"
-    for content in (b"mine\nnot finished", b"[1]\n", b"{}\nx"):
+    for content in (b"mine\nnot finished", b"[1]\n", b"{}\nx", b"without a line feed"):
         mine.write_bytes(content)
         for restart in (False, True):
             with pytest.raises(StoreError, match="is not the journal of a conversion"):

@@ -79,7 +79,7 @@ class MessageBatch:
     refusals: Sequence[str | None] | None = None
     """Reason for which a record has no form that the reader takes. The message is never altered: it is refused."""
     exchanges: Sequence[str | None] | None = None
-    routing_keys: Sequence[Sequence[str]] | None = None
+    routing_keys: Sequence[Sequence[str] | None] | None = None
     properties: Sequence[Mapping[str, Any] | None] | None = None
     """JSON values. See :func:`json_value` for what JSON cannot say."""
     headers: Sequence[Mapping[str, Any] | None] | None = None

@@ -24,6 +24,8 @@ CONTENT = "content of the source"
 """Member of what must be the same when a conversion continues: a fingerprint of the source."""
 _JOURNAL = "journal.jsonl"
 _CONTENT = "content"
+_BEGIN = b'{"source":'
+"""Begin of a journal."""
 
 
 class ConversionJournal:
@@ -101,7 +103,8 @@ class ConversionJournal:
             lines = [dict(json.loads(line)) for line in content[:whole].splitlines()]
         except (ValueError, TypeError):
             lines = [{}]
-        if lines and "destination" not in lines[0]:
+        is_torn = not lines and _BEGIN.startswith(content[: len(_BEGIN)])  # a kill before the first line was whole
+        if not is_torn and (not lines or "destination" not in lines[0]):
             raise StoreError(f"{self.path}: is not the journal of a conversion. Name another file, or delete it.")
         return lines, whole
 

@@ -34,7 +34,7 @@ from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.catalogue import Catalogue
 
 FLUSH_BYTES = 64 * 2**20
-"""Bytes of bodies between two flushes. After a kill, at most so much is converted again."""
+"""Bytes of messages between two flushes. After a kill, at most so much is converted again."""
 FLUSH_MESSAGES = 2**17
 JOURNAL = "msgstore-convert.jsonl"
 """Default journal of a conversion into a URL, in the working directory."""
@@ -161,11 +161,20 @@ def find_queues(source: Source, job: ConvertJob, report: ConvertReport) -> list[
 
 
 def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
-    """Raise ConfigError if a queue that is to be renamed is not there."""
+    """Raise ConfigError if a queue that is to be renamed is not there, or gets the name of another one."""
     known = sorted({info.name.queue for info in queues if info.name.queue is not None})
     for old in job.rename:
         if old not in known:
             raise ConfigError(f"--rename {old}: there is no such queue{nearest(old, known)}")
+    names: dict[QueueName, QueueName] = {}
+    for info in queues:
+        if (other := names.setdefault(renamed(job, info.name), info.name)) != info.name:
+            raise ConfigError(f"--rename: the queues {other} and {info.name} would have one name, {renamed(job, info.name)}")
+
+
+def renamed(job: ConvertJob, name: QueueName) -> QueueName:
+    """Return the name of a queue in the destination."""
+    return attrs.evolve(name, queue=job.rename.get(name.queue or "", name.queue))
 
 
 @contextmanager
@@ -216,10 +225,10 @@ class Conversion:
     writes: bool = True
     """False in a dry run."""
     _selected: int = 0
-    """Messages of all queues."""
+    """Messages of all queues, without the lost ones."""
     _held: int = 0
     _messages: int = 0
-    """Bodies' bytes and messages since the last flush."""
+    """Bytes and messages since the last flush."""
     _known: frozenset[SourceDamage] = frozenset()
     """Damage that was reported before an interruption, and is met again."""
     _reported: int = 0
@@ -249,7 +258,7 @@ class Conversion:
         self.report.others.update(state["others"])
         for counts, saved in zip(self.report.queues, state["counts"], strict=True):
             counts.selected, counts.written, counts.refused, counts.damaged, counts.bytes = saved
-            self._selected += counts.selected
+            self._selected += counts.selected - counts.damaged
         self.report.kept = self._selected
         self.report.damage = [
             SourceDamage(**span | {"name": span["name"] and QueueName(**span["name"])}) for span in self.journal.damage
@@ -270,18 +279,17 @@ class Conversion:
                 self.report.damage.append(item)
                 counts.selected += item.messages
                 counts.damaged += item.messages
-                self._selected += item.messages
 
     def _write(self, counts: QueueCounts, batch: MessageBatch) -> None:
         counts.selected += len(batch)
-        if (new := self.job.rename.get(batch.name.queue or "")) is not None:
-            batch = attrs.evolve(batch, name=attrs.evolve(batch.name, queue=new))
+        if self.job.rename:
+            batch = attrs.evolve(batch, name=renamed(self.job, batch.name))
         batch = self._without(counts, batch, [(row, reason) for row, reason in enumerate(batch.refusals or ()) if reason])
         batch = self._without(counts, batch, self.sink.refused(batch))
         if not len(batch):
             return
         self._messages += len(batch)
-        self._held += sum(map(len, batch.bodies))
+        self._held += weight(batch)
         if self._repeated:
             marks = min(self._repeated, len(batch))
             kept = batch.certainties or ["certain"] * len(batch)
@@ -317,3 +325,11 @@ class Conversion:
             "marked": self.report.marked, "others": dict(self.report.others), "damage": damage, "time": round(time.time(), 3),
         })  # fmt: skip
         self._reported = len(self.report.damage)
+
+
+def weight(batch: MessageBatch) -> int:
+    """Return the bytes of a batch that a sink may hold in memory."""
+    columns = [batch.bodies, batch.raws or (), batch.raw_properties or ()]
+    found = sum(len(value) for column in columns for value in column if value is not None)
+    texts = [column for column in (batch.properties, batch.headers) if column is not None and batch.raw_properties is None]
+    return found + sum(len(repr(value)) for column in texts for value in column if value)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import attrs
+
 from msgstore.contract import MessageBatch, QueueName, SinkContext, StoreError
 from msgstore.files import Files
 from msgstore.jobs.messages.rows import encode, rows_of
@@ -39,16 +41,17 @@ class FilesSink:
         self._top, self._target = Path(context.destination), context.target
         self._top.mkdir(exist_ok=True)
         self._unsynced: set[Path] = set()
-        self._last: dict[str, int] = {}
-        """Directory to the position of the last message in it."""
+        owners = context.token["owners"] if context.token else {}
+        self._owners = {where: QueueName(*name) for where, name in owners.items()}
+        """Directory to the queue that it holds."""
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        where = directory_of(batch.name)
-        if all(len(part) <= _MAX_NAME for part in where.split("/")):
-            last = self._last.get(where, -1)
-            told = f"the directory {where} has a message of this number, of another queue: rename one of the queues"
-            return [(row, told) for row, position in enumerate(batch.positions) if position <= last]
-        return [(row, f"the name of the queue is too long for a directory: {where[:60]}...") for row in range(len(batch))]
+        where, reason = directory_of(batch.name), ""
+        if any(len(part) > _MAX_NAME for part in where.split("/")):
+            reason = f"the name of the queue is too long for a directory: {where[:60]}..."
+        elif self._owners.setdefault(where, batch.name) != batch.name:
+            reason = f"the directory {where} holds the queue {self._owners[where]} of another system: convert it alone"
+        return [(row, reason) for row in range(len(batch))] if reason else ()
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         directory = self._top / directory_of(batch.name)
@@ -58,8 +61,6 @@ class FilesSink:
                 path = directory / f"{batch.positions[row]:08}{ending}"
                 path.write_bytes(content)
                 self._unsynced.add(path)
-        if len(batch):
-            self._last[directory_of(batch.name)] = batch.positions[-1]
         return ()
 
     def join(self, parts: Sequence[str]) -> None:
@@ -81,7 +82,7 @@ class FilesSink:
         for directory in {parent for path in self._unsynced for parent in path.parents if parent.is_relative_to(self._top)}:
             files.sync_directory(directory)
         self._unsynced.clear()
-        return {}
+        return {"owners": {where: attrs.astuple(name) for where, name in self._owners.items()}}
 
     def finish(self) -> None:
         pass

@@ -220,7 +220,7 @@ def batch_of(name: QueueName, rows: Sequence[dict[str, Any]], first: int, *, raw
         ids=column("id"),
         raws=column("raw") if raw else None,
         exchanges=column("exchange"),
-        routing_keys=[keys or [] for keys in found] if (found := column("routing_keys")) else None,
+        routing_keys=column("routing_keys"),
         properties=column("properties"),
         headers=column("headers"),
         raw_properties=column("raw_properties"),

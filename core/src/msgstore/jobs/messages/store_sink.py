@@ -6,8 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,31 +45,34 @@ class StoreSink:
         self._list = open(self._work / "ids", "a+b")  # noqa: SIM115, PTH123 - until close
         self._list.truncate(int(context.token["messages"]) * _ENTRY if context.token else 0)
         self._hashes = dict(self._entries())
-        """Id to the hash of its body."""
+        """Id to the hash of its body, of messages that were written or let pass by ``refused``."""
+        self._unwritten: set[bytes] = set()
+        """Those of them that were only let pass."""
         self._writer = self._next_part()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        return [(row, reason) for row, _, _, reason in self._encoded(batch, ChainMap({}, self._hashes)) if reason]
+        return [(row, reason) for row, (_, _, reason) in enumerate(self._encoded(batch)) if reason]
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         ids, bodies, entries = [], [], []
-        for _, entry, stored, _ in self._encoded(batch, self._hashes):
+        for entry, stored, _ in self._encoded(batch):
             entries.append(entry)
             if stored is not None:
                 ids.append(entry[:_ID])
                 bodies.append(stored)
+                self._unwritten.discard(entry[:_ID])
         self._writer.add(ids, bodies)
         self._list.write(b"".join(entries))
         return ()
 
-    def _encoded(
-        self, batch: MessageBatch, hashes: MutableMapping[bytes, bytes]
-    ) -> Iterator[tuple[int, bytes, bytes | None, str]]:
-        """Yield row, entry, stored body, None if it is stored already, and reason for a refusal of each message."""
+    def _encoded(self, batch: MessageBatch) -> Iterator[tuple[bytes, bytes | None, str]]:
+        """Yield entry, stored body, None if it is stored already, and reason for a refusal of each message."""
         for row, body in enumerate(batch.bodies):
             msg_id, digest = message_id(batch, row), hashlib.blake2b(body, digest_size=8).digest()
-            known, stored, reason = hashes.get(msg_id), None, ""
-            if known is None:
+            known, stored, reason = self._hashes.get(msg_id), None, ""
+            if known is not None and known != digest:
+                reason = f"the id {msg_id.hex()} has another body already, and an id names one body for ever"
+            elif known is None or msg_id in self._unwritten:
                 try:
                     stored = self._encode(msg_id, body)
                 except MsgStoreError as error:
@@ -78,11 +80,10 @@ class StoreSink:
                 else:
                     if len(stored) > self._writer.max_body:
                         reason = f"a body of {len(stored)} bytes does not fit into a record"
-            elif known != digest:
-                reason = f"the id {msg_id.hex()} has another body already, and an id names one body for ever"
-            if not reason:
-                hashes[msg_id] = digest
-            yield row, msg_id + digest, stored, reason
+                if not reason:
+                    self._hashes[msg_id] = digest
+                    self._unwritten.add(msg_id)
+            yield msg_id + digest, stored, reason
 
     def flush(self) -> Mapping[str, Any]:
         part = self._writer.finish()

@@ -5,7 +5,6 @@ The rows are messages to import, or counts of references. Lines are read without
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,8 +103,16 @@ def open_parquet(path: Path | str) -> Iterator[pq.ParquetFile]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:  # opened by Python: pyarrow takes only names that are UTF-8, and not all file names are
-        with io_errors(path), os.fdopen(Files().open_read(Path(path)), "rb") as source, pq.ParquetFile(source) as file:
+    files = Files()
+    try:
+        # By its descriptor, as pyarrow takes only names that are UTF-8. A Python file would be read by pyarrow's threads, which
+        # can abort the process when the interpreter ends.
+        with (
+            io_errors(path),
+            files.closing(files.open_read(Path(path))) as fd,
+            pa.OSFile(f"/dev/fd/{fd}") as source,
+            pq.ParquetFile(source) as file,
+        ):
             yield file
     except (pa.ArrowException, KeyError, ValueError, EOFError, OSError) as error:
         raise ConfigError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from error
