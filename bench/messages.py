@@ -25,7 +25,8 @@ from rich.table import Table
 
 from msgstore.config import Backend
 from msgstore.contract import MessageBatch
-from msgstore.jobs.messages.convert import convert, plan_convert
+from msgstore.jobs.messages.conversion_plan import plan_convert
+from msgstore.jobs.messages.convert import convert
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter

@@ -22,10 +22,11 @@ import msgstore
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
 from msgstore.jobs.detection import detect
+from msgstore.jobs.messages import conversion_plan, parallel
 from msgstore.jobs.messages import convert as converting
-from msgstore.jobs.messages import parallel
+from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.conversion_report import ConvertReport
-from msgstore.jobs.messages.convert import convert, plan_convert
+from msgstore.jobs.messages.convert import convert
 from msgstore.jobs.messages.rows import message_id, rows_of
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, parse_options, source_spec
@@ -70,8 +71,8 @@ def run(
 ) -> ConvertReport:
     backend = None if sink is None else Backend(sink, SMALL.get(sink, {}))
     selection = select(**choices.pop("selection", {}))
-    job = plan_convert(catalogue(), source, str(destination), selection, sink=backend, **choices)
-    return convert(job, ProgressMeter(0), dry_run=dry_run)
+    job = plan_convert(catalogue(), source, str(destination), selection, sink=backend, dry_run=dry_run, **choices)
+    return convert(job, ProgressMeter(0))
 
 
 def messages(path: Path, source: str | None = None) -> list[dict]:
@@ -542,7 +543,7 @@ def test_repeated_messages_of_a_service_are_marked(service, tmp_path, breaks):
     assert len(certain) == len(set(certain))
     assert len({body for body, _ in sent}) == report.total("written") == 39
     assert report.marked >= 1
-    assert not (tmp_path / converting.JOURNAL).exists()
+    assert not (tmp_path / conversion_plan.JOURNAL).exists()
 
 
 def test_journal_of_a_service_is_begun_anew_if_asked(service, tmp_path):

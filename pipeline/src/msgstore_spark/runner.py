@@ -18,8 +18,9 @@ from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport
+from msgstore.jobs.messages.conversion_plan import ConvertJob
 from msgstore.jobs.messages.conversion_report import ConvertReport
-from msgstore.jobs.messages.convert import ConvertJob, Refused
+from msgstore.jobs.messages.convert import Refused
 from msgstore.jobs.messages.parallel import convert_in_parts, plan_parts
 from msgstore.jobs.messages.sources import SourceSpec
 from msgstore.jobs.reading.splits import FileSplit
@@ -72,14 +73,9 @@ class SparkRunner(JobRunner):
             return import_messages(job, partial(run_tasks, spark), ProgressMeter(job.size))
 
     def convert(
-        self,
-        job: ConvertJob,
-        progress: ProgressCallback | None = None,
-        on_refused: Refused | None = None,
-        *,
-        dry_run: bool = False,
+        self, job: ConvertJob, progress: ProgressCallback | None = None, on_refused: Refused | None = None
     ) -> ConvertReport:
-        report, parts = plan_parts(job, dry_run=dry_run)
+        report, parts = plan_parts(job)
         with self._checked_session(progress, [job.source]) as spark:
             return convert_in_parts(job, report, parts, partial(run_tasks, spark), ProgressMeter(0), on_refused)
 

@@ -14,7 +14,8 @@ import pytest
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MessageBatch, QueueName, SourceDamage
 from msgstore.jobs.detection import detect
-from msgstore.jobs.messages.convert import convert, plan_convert
+from msgstore.jobs.messages.conversion_plan import plan_convert
+from msgstore.jobs.messages.convert import convert
 from msgstore.jobs.messages.listing import count_queues
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec

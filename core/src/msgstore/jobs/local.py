@@ -21,8 +21,9 @@ from typing import Any
 
 from msgstore.builtin.plugin import LocalOptions
 from msgstore.contract import StoreError
+from msgstore.jobs.messages.conversion_plan import ConvertJob
 from msgstore.jobs.messages.conversion_report import ConvertReport
-from msgstore.jobs.messages.convert import ConvertJob, Refused, convert
+from msgstore.jobs.messages.convert import Refused, convert
 from msgstore.jobs.messages.listing import size_of
 from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.tasks import ProgressCallback, ProgressMeter, R, Run, T
@@ -38,15 +39,10 @@ class LocalRunner(JobRunner):
         self._processes = options.processes or processors()
 
     def convert(
-        self,
-        job: ConvertJob,
-        progress: ProgressCallback | None = None,
-        on_refused: Refused | None = None,
-        *,
-        dry_run: bool = False,
+        self, job: ConvertJob, progress: ProgressCallback | None = None, on_refused: Refused | None = None
     ) -> ConvertReport:
         """Copy messages one after the other, so that the conversion can be continued."""
-        return convert(job, ProgressMeter(size_of(Path(job.source.path)), progress), on_refused, dry_run=dry_run)
+        return convert(job, ProgressMeter(size_of(Path(job.source.path)), progress), on_refused)
 
     def run(self, tasks: Sized) -> contextlib.AbstractContextManager[Run[Any, Any]]:
         return task_runner(self._processes, len(tasks))

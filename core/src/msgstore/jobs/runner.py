@@ -19,8 +19,9 @@ from msgstore.jobs.diff import DiffJob, DiffReport, diff
 from msgstore.jobs.export import ExportJob, ExportReport, export
 from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, inventory
+from msgstore.jobs.messages.conversion_plan import ConvertJob
 from msgstore.jobs.messages.conversion_report import ConvertReport
-from msgstore.jobs.messages.convert import ConvertJob, Refused
+from msgstore.jobs.messages.convert import Refused
 from msgstore.jobs.messages.listing import size_of
 from msgstore.jobs.messages.parallel import convert_in_parts, plan_parts
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
@@ -71,15 +72,10 @@ class JobRunner:
             return import_messages(job, run, ProgressMeter(job.size, progress))
 
     def convert(
-        self,
-        job: ConvertJob,
-        progress: ProgressCallback | None = None,
-        on_refused: Refused | None = None,
-        *,
-        dry_run: bool = False,
+        self, job: ConvertJob, progress: ProgressCallback | None = None, on_refused: Refused | None = None
     ) -> ConvertReport:
         """Copy messages from a source into a sink, which joins what the tasks have written."""
-        report, parts = plan_parts(job, dry_run=dry_run)
+        report, parts = plan_parts(job)
         with self.run(parts) as run:
             return convert_in_parts(
                 job, report, parts, run, ProgressMeter(size_of(Path(job.source.path)), progress), on_refused

@@ -21,8 +21,8 @@ from msgstore.cli.message_options import (
 from msgstore.cli.output import count, plural
 from msgstore.config import Backend
 from msgstore.contract import QueueInfo
+from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.conversion_report import ConvertReport
-from msgstore.jobs.messages.convert import plan_convert
 from msgstore.jobs.messages.sources import parse_options
 from msgstore.plugins.catalogue import load_catalogue
 
@@ -88,6 +88,7 @@ def convert_(
         sink=Backend(sink or "", given, base=Path()) if sink or given else None,
         rename=dict(_renamed(pair) for pair in rename),
         accepts=accepts or None,
+        dry_run=dry_run,
         **choices,
     )
 
@@ -95,7 +96,7 @@ def convert_(
         out.emit({"kind": "refused", "queue": str(info.name), "position": position, "reason": reason})
 
     try:
-        report = runner.run(out, "converting", catalogue, 0, lambda by, bar: by.convert(job, bar, refused, dry_run=dry_run))
+        report = runner.run(out, "converting", catalogue, 0, lambda by, bar: by.convert(job, bar, refused))
     except KeyboardInterrupt:
         if runner.runner == "local" and not dry_run:
             output.note("what was confirmed is kept; the same command continues")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,137 +11,42 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import Backend, structure
+from msgstore.config import structure
 from msgstore.contract import (
-    ConfigError,
     MessageBatch,
     QueueInfo,
     QueueName,
     Sink,
     SinkContext,
-    SinkDescriptor,
     Source,
     SourceDamage,
 )
 from msgstore.contract.messages import MAYBE_DUPLICATE
-from msgstore.jobs.messages.conversion import CONTENT, ConversionJournal, working
+from msgstore.jobs.messages.conversion import ConversionJournal, working
+from msgstore.jobs.messages.conversion_plan import ConvertJob, check_renames, renamed
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
-from msgstore.jobs.messages.selection import Selection, selected_messages, selected_queues
-from msgstore.jobs.messages.sources import SourceSpec, nearest, open_source, source_spec
+from msgstore.jobs.messages.selection import selected_messages, selected_queues
+from msgstore.jobs.messages.sources import open_source
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.jobs.workers import worker_catalogue
-from msgstore.plugins.catalogue import Catalogue
 
 FLUSH_BYTES = 64 * 2**20
 """Bytes of messages between two flushes. After a kill, at most so much is converted again."""
 FLUSH_MESSAGES = 2**17
-JOURNAL = "msgstore-convert.jsonl"
-"""Default journal of a conversion into a URL, in the working directory."""
 Refused = Callable[[QueueInfo, int, str], None]
 """Called with queue, position and reason of each refused message."""
 
 
-@attrs.frozen
-class ConvertJob:
-    """Created and checked by :func:`plan_convert`."""
-
-    source: SourceSpec
-    sink: Backend
-    destination: str
-    selection: Selection
-    rename: Mapping[str, str] = attrs.field(factory=dict)
-    mark_duplicates: bool = False
-    journal: Path | None = None
-    """Set if the destination is a URL."""
-    restart: bool = False
-
-    def about(self) -> dict[str, Any]:
-        """Return what must be the same when the conversion continues."""
-        return {
-            "source": [self.source.source.name, self.source.source.options, str(Path(self.source.path).resolve())],
-            CONTENT: _fingerprint(Path(self.source.path)),
-            "sink": [self.sink.name, self.sink.options],
-            "destination": self.destination,
-            "selection": attrs.asdict(self.selection),
-            "--rename": dict(self.rename),
-            "--raw": self.source.raw,
-            "--accepts": self.source.accepts,
-        }
-
-
-def _fingerprint(path: Path) -> str:
-    """Return a hash over the names, sizes and times of change of all files at or below a path."""
-    digest = hashlib.sha256()
-    for found in sorted([path, *path.rglob("*")]):
-        if found.is_file():
-            about = found.stat()
-            digest.update(
-                f"{found.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
-            )
-    return digest.hexdigest()
-
-
-def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -> Backend:
-    """Return the sink to use: the given one, or the one of the destination's ending or scheme. Raises ConfigError,
-    PluginError."""
-    if given is not None and given.name:
-        catalogue.sink(given.name)
-        return given
-    scheme, separator, _ = destination.partition("://")
-    for sink in catalogue.descriptors(SinkDescriptor):
-        if (separator and scheme in sink.schemes) or any(destination.rstrip("/").endswith(ending) for ending in sink.endings):
-            return attrs.evolve(given, name=sink.name) if given is not None else Backend(sink.name)
-    endings = {ending: sink.name for sink in catalogue.descriptors(SinkDescriptor) for ending in sink.endings}
-    listed = ", ".join(f"*{ending} ({name})" for ending, name in sorted(endings.items()))
-    names = ", ".join(catalogue.names("sink"))
-    raise ConfigError(f"{destination}: its name says no sink ({listed}). Name one with --sink: {names}")
-
-
-def plan_convert(
-    catalogue: Catalogue,
-    path: Path,
-    destination: str,
-    selection: Selection,
-    *,
-    source: Backend | None = None,
-    sink: Backend | None = None,
-    rename: Mapping[str, str] | None = None,
-    raw: bool = False,
-    accepts: tuple[str, ...] | None = None,
-    now_ms: int | None = None,
-    journal: Path | None = None,
-    **choices: Any,
-) -> ConvertJob:
-    """Check names, options and paths. Reads little, writes nothing. Raises ConfigError, PluginError, StoreError."""
-    chosen = choose_sink(catalogue, destination, sink)
-    descriptor = catalogue.sink(chosen.name)
-    options = structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base)
-    if descriptor.schemes:
-        if destination.partition("://")[0] not in descriptor.schemes:
-            raise ConfigError(f"{destination}: the sink {chosen.name} takes URLs such as {descriptor.schemes[0]}://...")
-        journal = journal or Path(JOURNAL)
-        if journal.resolve().is_relative_to(path.resolve()):
-            raise ConfigError(f"--journal {journal}: is in the source, in which nothing is written. Name another file.")
-    elif journal is not None:
-        raise ConfigError(f"--journal: is for a URL. The journal of {destination} is always beside it.")
-    spec = source_spec(catalogue, path, source, raw=raw or descriptor.raw, accepts=accepts, now_ms=now_ms)
-    if accepts is None and descriptor.accepts and spec.source.name == chosen.name:
-        spec = attrs.evolve(spec, accepts=tuple(sorted(descriptor.load_accepts()(options))))
-    return ConvertJob(spec, chosen, destination, selection, rename or {}, journal=journal, **choices)
-
-
-def convert(
-    job: ConvertJob, meter: ProgressMeter, on_refused: Refused | None = None, *, dry_run: bool = False
-) -> ConvertReport:
-    """Execute a job. After a kill or an error, another call continues it. With ``dry_run``, nothing is written.
+def convert(job: ConvertJob, meter: ProgressMeter, on_refused: Refused | None = None) -> ConvertReport:
+    """Execute a job. After a kill or an error, another call continues it.
 
     Raises StoreError, StoreIOError, ConfigError, PluginError.
     """
     report = ConvertReport(job.destination)
     with open_source(job.source) as source:
         queues = find_queues(source, job, report)
-        with _sink(job, dry_run=dry_run) as (sink, journal):
-            Conversion(job, report, source, sink, journal, meter, on_refused, writes=not dry_run).run(queues)
+        with _sink(job) as (sink, journal):
+            Conversion(job, report, source, sink, journal, meter, on_refused).run(queues)
             if journal is not None and job.journal is not None:
                 journal.end()
     return report
@@ -160,36 +64,19 @@ def find_queues(source: Source, job: ConvertJob, report: ConvertReport) -> list[
     return queues
 
 
-def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
-    """Raise ConfigError if a queue that is to be renamed is not there, or gets the name of another one."""
-    known = sorted({info.name.queue for info in queues if info.name.queue is not None})
-    for old in job.rename:
-        if old not in known:
-            raise ConfigError(f"--rename {old}: there is no such queue{nearest(old, known)}")
-    names: dict[QueueName, QueueName] = {}
-    for info in queues:
-        if (other := names.setdefault(renamed(job, info.name), info.name)) != info.name:
-            raise ConfigError(f"--rename: the queues {other} and {info.name} would have one name, {renamed(job, info.name)}")
-
-
-def renamed(job: ConvertJob, name: QueueName) -> QueueName:
-    """Return the name of a queue in the destination."""
-    return attrs.evolve(name, queue=job.rename.get(name.queue or "", name.queue))
-
-
 @contextmanager
-def _sink(job: ConvertJob, *, dry_run: bool) -> Iterator[tuple[Sink, ConversionJournal | None]]:
+def _sink(job: ConvertJob) -> Iterator[tuple[Sink, ConversionJournal | None]]:
     with ExitStack() as stack:
         journal: ConversionJournal | None = None
         place = job.destination
-        if job.journal is None and dry_run:
+        if job.journal is None and job.dry_run:
             place = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "content"))
         elif job.journal is None:
             journal, path = stack.enter_context(
                 working(Path(job.destination), Path(job.source.path), job.about(), restart=job.restart)
             )
             place = str(path)
-        elif not dry_run:
+        elif not job.dry_run:
             journal = ConversionJournal(job.journal, job.about(), job.destination, restart=job.restart)
             stack.callback(journal.close)
         token = journal.state["token"] if journal and journal.state else None
@@ -222,8 +109,6 @@ class Conversion:
     """None in a dry run, and in one that cannot be continued."""
     meter: ProgressMeter = attrs.field(factory=lambda: ProgressMeter(0))
     on_refused: Refused | None = None
-    writes: bool = True
-    """False in a dry run."""
     _selected: int = 0
     """Messages of all queues, without the lost ones."""
     _held: int = 0
@@ -298,7 +183,7 @@ class Conversion:
             self.report.marked += marks
         if self.journal is not None and self.job.journal is not None:
             self.journal.note_sending(self._messages)
-        if self.writes:
+        if not self.job.dry_run:
             batch = self._without(counts, batch, self.sink.write(batch))
         counts.written += len(batch)
         counts.bytes += sum(map(len, batch.bodies))

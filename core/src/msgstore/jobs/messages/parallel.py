@@ -28,8 +28,9 @@ from msgstore.contract import (
 )
 from msgstore.files import Files
 from msgstore.jobs.messages.conversion import WORK, check_kinds
+from msgstore.jobs.messages.conversion_plan import ConvertJob
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
-from msgstore.jobs.messages.convert import Conversion, ConvertJob, Refused, find_queues, open_sink
+from msgstore.jobs.messages.convert import Conversion, Refused, find_queues, open_sink
 from msgstore.jobs.messages.sources import SourceSpec, open_source
 from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, errors
 from msgstore.jobs.tasks import ProgressMeter, Run
@@ -77,9 +78,9 @@ def queue_parts(source: Source, spec: SourceSpec, queues: Sequence[QueueInfo], f
     return found
 
 
-def plan_parts(job: ConvertJob, *, dry_run: bool = False) -> tuple[ConvertReport, list[QueuePart]]:
+def plan_parts(job: ConvertJob) -> tuple[ConvertReport, list[QueuePart]]:
     """Return an empty report with the queues, and the parts. Raises ConfigError for a job that cannot be done in parts."""
-    needs = [option for option, given in (("--dry-run", dry_run), ("--limit", job.selection.limit is not None)) if given]
+    needs = [option for option, given in (("--dry-run", job.dry_run), ("--limit", job.selection.limit is not None)) if given]
     if Capability.JOINS not in worker_catalogue().sink(job.sink.name).capabilities:
         needs.append(f"the sink {job.sink.name}")
     if needs:

@@ -1,0 +1,128 @@
+"""Plan of a conversion: names, options and paths are checked before anything is read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.config import Backend, structure
+from msgstore.contract import ConfigError, QueueInfo, QueueName, SinkDescriptor
+from msgstore.jobs.messages.conversion import CONTENT
+from msgstore.jobs.messages.selection import Selection
+from msgstore.jobs.messages.sources import SourceSpec, nearest, source_spec
+from msgstore.plugins.catalogue import Catalogue
+
+JOURNAL = "msgstore-convert.jsonl"
+"""Default journal of a conversion into a URL, in the working directory."""
+
+
+@attrs.frozen
+class ConvertJob:
+    """Created and checked by :func:`plan_convert`."""
+
+    source: SourceSpec
+    sink: Backend
+    destination: str
+    selection: Selection
+    rename: Mapping[str, str] = attrs.field(factory=dict)
+    mark_duplicates: bool = False
+    journal: Path | None = None
+    """Set if the destination is a URL."""
+    restart: bool = False
+    dry_run: bool = False
+    """Everything is read and checked, and nothing is written."""
+
+    def about(self) -> dict[str, Any]:
+        """Return what must be the same when the conversion continues."""
+        return {
+            "source": [self.source.source.name, self.source.source.options, str(Path(self.source.path).resolve())],
+            CONTENT: _fingerprint(Path(self.source.path)),
+            "sink": [self.sink.name, self.sink.options],
+            "destination": self.destination,
+            "selection": attrs.asdict(self.selection),
+            "--rename": dict(self.rename),
+            "--raw": self.source.raw,
+            "--accepts": self.source.accepts,
+        }
+
+
+def _fingerprint(path: Path) -> str:
+    """Return a hash over the names, sizes and times of change of all files at or below a path."""
+    digest = hashlib.sha256()
+    for found in sorted([path, *path.rglob("*")]):
+        if found.is_file():
+            about = found.stat()
+            digest.update(
+                f"{found.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
+            )
+    return digest.hexdigest()
+
+
+def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -> Backend:
+    """Return the sink to use: the given one, or the one of the destination's ending or scheme. Raises ConfigError,
+    PluginError."""
+    if given is not None and given.name:
+        catalogue.sink(given.name)
+        return given
+    scheme, separator, _ = destination.partition("://")
+    for sink in catalogue.descriptors(SinkDescriptor):
+        if (separator and scheme in sink.schemes) or any(destination.rstrip("/").endswith(ending) for ending in sink.endings):
+            return attrs.evolve(given, name=sink.name) if given is not None else Backend(sink.name)
+    endings = {ending: sink.name for sink in catalogue.descriptors(SinkDescriptor) for ending in sink.endings}
+    listed = ", ".join(f"*{ending} ({name})" for ending, name in sorted(endings.items()))
+    names = ", ".join(catalogue.names("sink"))
+    raise ConfigError(f"{destination}: its name says no sink ({listed}). Name one with --sink: {names}")
+
+
+def plan_convert(
+    catalogue: Catalogue,
+    path: Path,
+    destination: str,
+    selection: Selection,
+    *,
+    source: Backend | None = None,
+    sink: Backend | None = None,
+    rename: Mapping[str, str] | None = None,
+    raw: bool = False,
+    accepts: tuple[str, ...] | None = None,
+    now_ms: int | None = None,
+    journal: Path | None = None,
+    **choices: Any,
+) -> ConvertJob:
+    """Check names, options and paths. Reads little, writes nothing. Raises ConfigError, PluginError, StoreError."""
+    chosen = choose_sink(catalogue, destination, sink)
+    descriptor = catalogue.sink(chosen.name)
+    options = structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base)
+    if descriptor.schemes:
+        if destination.partition("://")[0] not in descriptor.schemes:
+            raise ConfigError(f"{destination}: the sink {chosen.name} takes URLs such as {descriptor.schemes[0]}://...")
+        journal = journal or Path(JOURNAL)
+        if journal.resolve().is_relative_to(path.resolve()):
+            raise ConfigError(f"--journal {journal}: is in the source, in which nothing is written. Name another file.")
+    elif journal is not None:
+        raise ConfigError(f"--journal: is for a URL. The journal of {destination} is always beside it.")
+    spec = source_spec(catalogue, path, source, raw=raw or descriptor.raw, accepts=accepts, now_ms=now_ms)
+    if accepts is None and descriptor.accepts and spec.source.name == chosen.name:
+        spec = attrs.evolve(spec, accepts=tuple(sorted(descriptor.load_accepts()(options))))
+    return ConvertJob(spec, chosen, destination, selection, rename or {}, journal=journal, **choices)
+
+
+def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
+    """Raise ConfigError if a queue that is to be renamed is not there, or gets the name of another one."""
+    known = sorted({info.name.queue for info in queues if info.name.queue is not None})
+    for old in job.rename:
+        if old not in known:
+            raise ConfigError(f"--rename {old}: there is no such queue{nearest(old, known)}")
+    names: dict[QueueName, QueueName] = {}
+    for info in queues:
+        if (other := names.setdefault(renamed(job, info.name), info.name)) != info.name:
+            raise ConfigError(f"--rename: the queues {other} and {info.name} would have one name, {renamed(job, info.name)}")
+
+
+def renamed(job: ConvertJob, name: QueueName) -> QueueName:
+    """Return the name of a queue in the destination."""
+    return attrs.evolve(name, queue=job.rename.get(name.queue or "", name.queue))
