@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -489,6 +491,69 @@ def test_full_disk_changes_nothing(tmp_path):
     journal.add(b"c")
     end_without_close(journal)
     assert drained(tmp_path) == [b"a", b"c"]
+
+
+class UnreadableDisk(Disk):
+    """Fails at the read of this number, once."""
+
+    reads, stop = 0, 0
+
+    def __getattribute__(self, name: str) -> object:
+        if name in {"names", "read", "open_read", "pread"}:
+            self.reads += 1
+            if self.reads == self.stop:
+                raise OSError(24, "Too many open files")
+        return super().__getattribute__(name)
+
+
+def retried(function: Callable[..., object]) -> Callable[..., object]:
+    def call_it(first, *arguments):
+        length = len(first) if isinstance(first, Journal) else None
+        try:
+            return function(first, *arguments)
+        except StoreIOError:
+            result = function(first, *arguments)
+            return length if arguments[0] == "flush" else result  # a flush removes items one by one
+
+    return call_it
+
+
+@pytest.mark.parametrize("memory", [0, 30, 60])
+def test_failed_read_changes_nothing(memory, tmp_path, monkeypatch):
+    options = attrs.evolve(TINY, max_memory_size=memory)
+    for name in ("call", "open_journal"):
+        monkeypatch.setattr(sys.modules[__name__], name, retried(globals()[name]))
+    for stop in range(1, 1000):
+        disk, model, directory = UnreadableDisk(), Model(), tmp_path / str(stop)
+        disk.stop = stop
+        directory.mkdir()
+        live(directory, 1, disk, model, [], options)
+        assert stored(directory) == (list(model.queue), model.opened), stop
+        assert drained(directory) == model.started(), stop
+        if disk.reads < stop:
+            break
+    assert 20 < stop < 999
+
+
+def test_replay_failed_read_raises_store_io_error(tmp_path):
+    disk = UnreadableDisk()
+    journal = open_journal(tmp_path, disk)
+    for reads in (1, 2):
+        disk.stop = disk.reads + reads
+        with pytest.raises(StoreIOError, match="Too many open files"):
+            journal.replay()
+    end_without_close(journal)
+
+
+def test_short_reads_are_continued(tmp_path, monkeypatch):
+    """The system reads less than 2 GiB at once, and an item may be larger."""
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: read(fd, min(size, 9), offset))
+    journal = open_journal(tmp_path, Disk())
+    items = [bytes([number]) * 128 for number in range(5)]
+    assert all(journal.add(item) for item in items)
+    assert [journal.remove() for _ in items] == items
+    end_without_close(journal)
 
 
 def test_item_whose_removal_fills_the_disk_is_given_out(tmp_path):

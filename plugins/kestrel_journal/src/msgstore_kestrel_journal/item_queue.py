@@ -58,7 +58,7 @@ class ItemQueue:
             self._remember(self.new_item(found.data(place), add_ms, item.expiry_ms))
         self.length = len(places)
         self.size = sum((item := found.item(place)).end - item.begin for place in places)
-        self._refill()
+        self.refill()
 
     def new_item(self, data: bytes, add_ms: int, expiry_ms: int) -> QueueItem:
         self._numbers += 1
@@ -80,21 +80,22 @@ class ItemQueue:
             self._remember(item)
         self.length += 1
         self.size += len(item.data)
-        if not self.memory:
-            self._refill()
 
     def pop(self) -> QueueItem:
-        """Remove the head, and read what memory has room for then."""
-        item = self._take()
-        self._refill()
+        """Remove the head, which :meth:`refill` has brought to memory."""
+        item = self.memory.popleft()
+        self._memory_bytes -= len(item.data)
+        self.length -= 1
+        self.size -= len(item.data)
+        if not self.length:
+            self.close()
         return item
 
     def reserve(self, xid: int) -> QueueItem:
         """Move the head to the reserved items."""
         self.xid = xid
-        item = self.opened[xid] = self._take()
+        item = self.opened[xid] = self.pop()
         self.reserved_ms[xid] = self._clock()
-        self._refill()
         return item
 
     def confirm(self, xid: int) -> QueueItem:
@@ -136,15 +137,9 @@ class ItemQueue:
         self.memory.append(item)
         self._memory_bytes += len(item.data)
 
-    def _take(self) -> QueueItem:
-        item = self.memory.popleft()
-        self._memory_bytes -= len(item.data)
-        self.length -= 1
-        self.size -= len(item.data)
-        return item
-
-    def _refill(self) -> None:
-        """Read items behind those in memory, until memory is full or all are there."""
+    def refill(self) -> None:
+        """Read items behind those in memory, until memory is full or all are there. Called before the record of a removal is
+        written, as reading may fail."""
         while self._behind is not None and (self._memory_bytes < self._max_memory or not self.memory):
             found = self._behind.next_item()
             if found is None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from msgstore.contract import StoreClosed, StoreError, StoreIOError
 from msgstore_kestrel_journal import records as r
@@ -27,12 +28,13 @@ from msgstore_kestrel_journal.replay import Replay, replay_journals
 
 __all__ = ["Journal", "JournalOptions"]
 
+T = TypeVar("T")
 log = logging.getLogger("msgstore.kestrel")
 
 
 class Journal:
-    """One queue. Methods may be called from any thread. Raises StoreIOError if a write fails; nothing has changed then, unless
-    the error says that the journal is closed."""
+    """One queue. Methods may be called from any thread. Raises StoreIOError if a read or a write fails. The change that failed
+    is not made then, unless the error says that the journal is closed."""
 
     def __init__(
         self,
@@ -185,8 +187,8 @@ class Journal:
         """Return what the files say, read anew."""
         with self._lock:
             self._check()
-            files = queue_files(self._disk.names(self.directory), self.queue)
-            journals = [self._disk.read(self.directory / now) for _, now in files.order]
+            files = queue_files(self._read(lambda: self._disk.names(self.directory)), self.queue)
+            journals = self._read(lambda: [self._disk.read(self.directory / now) for _, now in files.order])
             return replay_journals(files, journals, self._clock())
 
     def sync(self) -> None:
@@ -238,12 +240,14 @@ class Journal:
         return True
 
     def _remove_head(self) -> QueueItem:
+        self._read(self._items.refill)
         self._write(bytes((r.REMOVE,)))
         return self._items.pop()
 
     def _expire(self) -> None:
         """Remove expired items from the head."""
         while self._items.length:
+            self._read(self._items.refill)
             head, now = self._items.memory[0], self._clock()
             expiry = self._options.capped(head.expiry_ms, head.add_ms)
             if not expiry or expiry >= now:
@@ -262,6 +266,12 @@ class Journal:
             self.unremove(xid)
 
     # -- files --------------------------------------------------------------------------------------------------------------
+
+    def _read(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except OSError as error:
+            raise StoreIOError(f"{self.directory / self.queue}: {error.strerror or error}. Nothing was changed.") from error
 
     def _write(self, record: bytes) -> None:
         """Append a record. If that fails, the file is as before, or the journal is closed."""
