@@ -70,6 +70,27 @@ def test_queues_foreign_file_is_damage(name, tmp_path):
     assert [row["path"] for row in rows if row.get("kind") == "damage"] == [name]
 
 
+@pytest.mark.parametrize(
+    ("added", "expiry", "expected"),
+    [(2**63 - 10, 0, 2**63 - 1), (2**63 - 1, 5, 5), (-3_600_000, 0, -1), (-(2**63), 0, 3_600_000 - 2**63), (7, 9, 9)],
+)
+def test_max_age_at_extreme_times_fits_64_bits(added, expiry, expected, tmp_path):
+    """The record is copied only if it has the message's expiry."""
+    record = r.encode_addx(b"body", added, expiry)
+    (tmp_path / "q").write_bytes(record)
+    options = KestrelSourceOptions(max_age=3600)
+    context = SourceContext(path=tmp_path, options=options, read=lambda name: (tmp_path / name).read_bytes(), raw=True)
+    opened = source.KestrelSource(context)
+    (queue,) = opened.queues()
+    (batch,) = opened.messages(queue.name, 0, None)
+    assert (batch.timestamps_ms, batch.expiries_ms, batch.raws) == ([added], [expected], [record])
+    sink = KestrelSink(SinkContext(destination=str(tmp_path / "out"), target="out", options=KestrelSinkOptions()))
+    assert not sink.refused(batch)
+    sink.write(batch)
+    sink.close()
+    assert (tmp_path / "out/q").read_bytes() == r.encode_addx(b"body", added, expected)
+
+
 def test_names_are_looked_at_once_for_all_queues(tmp_path, monkeypatch):
     looked_at = []
 

@@ -235,8 +235,11 @@ class Replay:
 
 
 def capped_expiry(expiry_ms: int, add_ms: int | None, now_ms: int, max_age_ms: int) -> int:
-    """Return the time after which Kestrel does not deliver an item with the current ``maxAge``. An ADD counts as added now."""
-    last = (now_ms if add_ms is None else add_ms) + max_age_ms
+    """Return the time after which Kestrel does not deliver an item with the current ``maxAge``. An ADD counts as added now.
+
+    The time fits in 64 bits. It is never 0, which is no expiry: -1 is as late.
+    """
+    last = min((now_ms if add_ms is None else add_ms) + max_age_ms, 2**63 - 1) or -1
     return min(expiry_ms, last) if expiry_ms else last
 
 

@@ -22,7 +22,8 @@ _MAX_TIME = 2**63
 
 
 class KestrelSink:
-    """Writer of live files. A message becomes an ADDX; a record that Kestrel wrote is copied, if the source gives it.
+    """Writer of live files. A message becomes an ADDX. A record that Kestrel wrote is copied if the source gives it, and it has
+    the body, time and expiry of the message: ``max_age`` changes the expiry.
 
     Kept: body, order, time and expiry. A message without a time has been added now. Reserved messages are ordinary ones, as
     after a start of Kestrel. Vhost, queue and partition are joined by ``-``. Left out: ids, properties, headers.
@@ -70,7 +71,7 @@ class KestrelSink:
         raws = batch.raws if batch.raws is not None and batch.name.system == "kestrel" else [None] * count
         records = []
         for body, add_ms, expiry_ms, raw in zip(batch.bodies, added, expiries, raws, strict=True):
-            if raw is None or not _is_record_of(raw, body):
+            if raw is None or not _is_record_of(raw, body, add_ms, expiry_ms or 0):
                 raw = r.encode_addx(body, self._now_ms if add_ms is None else add_ms, expiry_ms or 0)
             records.append(raw)
         name = self._name(batch.name)
@@ -113,10 +114,10 @@ class KestrelSink:
             self._current = None
 
 
-def _is_record_of(raw: bytes, body: bytes) -> bool:
-    """Return True if ``raw`` is one whole record that adds ``body``."""
+def _is_record_of(raw: bytes, body: bytes, add_ms: int | None, expiry_ms: int) -> bool:
+    """Return True if ``raw`` is one whole record that adds this item."""
     state = QueueState()
     if replay_file([raw], 0, state) is not None or list(state.queue) != [0]:
         return False
     item = r.read_item(raw, 0)
-    return item.end == len(raw) and raw[item.begin :] == body
+    return item.end == len(raw) and (raw[item.begin :], item.add_ms, item.expiry_ms) == (body, add_ms, expiry_ms)
