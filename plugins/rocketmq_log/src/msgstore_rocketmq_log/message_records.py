@@ -10,18 +10,25 @@ import attrs
 from msgstore.contract import MessageBatch
 from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
-from msgstore_rocketmq_log.frame import Frame, read_frame
+from msgstore_rocketmq_log.frame import Frame, make_frame, read_frame
 from msgstore_rocketmq_log.inner_batch import BodyError, inflate
-from msgstore_rocketmq_log.log import OWN_TOPICS, LogRecord, read_record
-from msgstore_rocketmq_log.reflow import V2, NotDeliverableError, to_v1, to_v2
+from msgstore_rocketmq_log.log import HALF_TOPIC, OP_TOPIC, OWN_TOPICS, WHEEL_TOPIC, LogRecord, read_record
+from msgstore_rocketmq_log.reflow import RESERVED, V2, NotDeliverableError, has_unknown, to_v1, to_v2
 
 Places = Callable[[str, int], tuple[int, int]]
 """Topic and queue id to the place of the next message there: offset in the log, and number in the queue."""
-_MAX_TIME = 2**63
+MAX_QUEUE_ID = 65_535
+"""Java's limit is 2**31 - 1, but a broker has an object and a directory for each queue id up to a topic's largest."""
+_MAX_MS = 253_402_300_799_999
+"""The end of the year 9999: an index file has a time as its name, with four digits for the year."""
 _KEPT = (
     "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "born_port", "store_timestamp", "store_host", "store_port",
-    "reconsume_times", "prepared_transaction_offset", "magic",
+    "reconsume_times", "magic",
 )  # fmt: skip
+_WAITING = {v1.SCHEDULE_TOPIC: "delayed", WHEEL_TOPIC: "delayed", HALF_TOPIC: "half"}
+"""Topic of the broker's own to the state of the messages that wait in it."""
+_PREPARED_NUMBER = "TRAN_PREPARED_QUEUE_OFFSET"
+"""Property with the number of a half message's first record, in the log where that is."""
 _ENDED = {
     "expired": "it has expired, and RocketMQ has no expiry: it would be delivered. Leave it out with --state ready",
     "consumed": "it was consumed, and would be delivered again. Leave it out, or convert without --group",
@@ -46,20 +53,24 @@ def make_record(batch: MessageBatch, row: int, topic: str, places: Places, accep
         raise ValueError(reason)
     if (stored := _stored(batch, row)) is None:
         made = _new(batch, row, topic, places, now_ms)
-    elif (frame := stored[0].frame) is None:
-        made = _moved(*stored, topic, places)
-    elif V2 in accepts:
-        return _moved_frame(stored[0], frame, topic, places)
     else:
+        record, raw = stored
         try:
-            made = _moved(stored[0], to_v1(frame, accepts), topic, places)
+            if record.frame is not None and V2 not in accepts:
+                raw = to_v1(record.frame, accepts)
+                fields = v1.read_fields(raw)  # the properties may be others than those of the header
+                record = attrs.evolve(record, frame=None, raw_properties=raw[fields.properties : fields.end])
         except NotDeliverableError as error:
             raise ValueError(f"its record has no form of v1: {error}") from None
+        _check_place(record, batch, topic)
+        if record.frame is not None:
+            return _moved_frame(record, record.frame, topic, places)
+        made = _moved(record, raw, topic, places)
     return attrs.evolve(made, data=to_v2(made.data).encode()) if V2 in accepts else made
 
 
 def _stored(batch: MessageBatch, row: int) -> tuple[LogRecord, bytes] | None:
-    """Return the record that RocketMQ wrote, or this plugin, if it is there and has the message's body."""
+    """Return the record that RocketMQ wrote, or this plugin, if it is there, waits as the message does, and has its body."""
     raw = batch.raws[row] if batch.raws is not None and batch.name.system == "rocketmq" else None
     if raw is None:
         return None
@@ -73,56 +84,89 @@ def _stored(batch: MessageBatch, row: int) -> tuple[LogRecord, bytes] | None:
     record = read_record(raw, 0, place)
     if not isinstance(record, LogRecord) or record.size != len(raw) or record.sys_flag & v1.INNER_BATCH:
         return None
+    if record.topic == OP_TOPIC or record.sys_flag & v1.TRANSACTION in (v1.PREPARED, v1.ROLLED_BACK):
+        return None  # an op message ends half messages of another log; the flags are of brokers before 4.3
+    waits, state = _WAITING.get(record.topic), batch.states[row]
+    if waits != (state if state in _WAITING.values() else None) and (waits is None or state != "orphan"):
+        return None
     try:
         return (record, raw) if inflate(record, len(batch.bodies[row])) == batch.bodies[row] else None
     except BodyError:
         return None
 
 
+def _check_place(record: LogRecord, batch: MessageBatch, topic: str) -> None:
+    """Raise ValueError for a record that does not belong where its message does, or that no broker has."""
+    real = (topic, record.queue_id)
+    if record.topic in OWN_TOPICS:
+        real = p.real_queue(record.properties(), record.topic, record.queue_id)
+    if real[0] != topic:
+        raise ValueError(f"a message in the broker's own topic {record.topic} cannot be renamed")
+    if real[1] != (batch.name.partition or 0) or not 0 <= record.queue_id <= MAX_QUEUE_ID:
+        raise ValueError(f"its record is of the queue id {real[1]}, or waits in one that no broker has: leave it out")
+    _check_time(record.store_timestamp)
+
+
+def _check_time(when: int) -> None:
+    if not 0 <= when <= _MAX_MS:
+        raise ValueError(f"its time, {when} ms, is not between 1970 and 9999")
+
+
+def _prepared_offset(record: LogRecord, offset: int) -> int:
+    """Return the prepared transaction offset of a record that moves to ``offset``. Half records that were committed do not come
+    along. A commit record points at itself: each at another place, and none at a half record."""
+    return offset if record.sys_flag & v1.TRANSACTION == v1.COMMITTED else 0
+
+
+def _encode(properties: bytes, **fields: Any) -> bytes:
+    """Return a v1 record. A property with the checksum of the old record becomes one with that of the new record."""
+    properties, has_crc = p.make_room(properties)
+    data = v1.encode(properties=properties, **fields)
+    return data[: -p.CRC_BYTES] + v1.crc_property(data[: -p.CRC_BYTES]) if has_crc else data
+
+
 def _moved(record: LogRecord, raw: bytes, wanted: str, places: Places) -> MadeRecord:
-    """Return a v1 record with all its fields, but its topic and place."""
-    topic = _topic_of(record, wanted)
+    """Return a v1 record with all its fields, but its topic and the offsets."""
+    topic = record.topic if record.topic in OWN_TOPICS else wanted
     offset, number = places(topic, record.queue_id)
     fields = v1.read_fields(raw)
     kept: dict[str, Any] = {name: getattr(fields, name) for name in _KEPT}
-    data = v1.encode(
-        body=raw[fields.body : fields.body_end], topic=topic.encode(), properties=raw[fields.properties : fields.end],
-        physical_offset=offset, queue_offset=number, **kept,
+    properties = raw[fields.properties : fields.end]
+    data = _encode(
+        p.without(properties, _PREPARED_NUMBER) if topic == HALF_TOPIC else properties,
+        body=raw[fields.body : fields.body_end], topic=topic.encode(), physical_offset=offset, queue_offset=number,
+        prepared_transaction_offset=_prepared_offset(record, offset), **kept,
     )  # fmt: skip
-    if data[-p.CRC_BYTES :].startswith(p.CRC_NAME.encode()):
-        data = data[: -p.CRC_BYTES] + v1.crc_property(data[: -p.CRC_BYTES])
     return MadeRecord(data, topic, record.queue_id)
 
 
 def _moved_frame(record: LogRecord, frame: Frame, wanted: str, places: Places) -> MadeRecord:
-    """Return a v2 record with its header as it is: it may have fields that this version does not know."""
-    if _topic_of(record, wanted) != record.topic:
+    """Return a v2 record with its header as it is, if no offset is in it: it may have fields that are not known here."""
+    if record.topic not in OWN_TOPICS and record.topic != wanted:
         raise ValueError("the name of its topic is in a header of the v2 layout, which is not changed: do not rename the queue")
     offset, number = places(record.topic, record.queue_id)
     moved = attrs.evolve(frame, physical_offset=offset, queue_offset=number)
+    prepared = _prepared_offset(record, offset)
+    if record.prepared_transaction_offset != prepared:
+        if has_unknown(header := frame.header()):
+            raise ValueError("an offset is in its header of the v2 layout, which has unknown fields and is not changed")
+        header_bytes = make_frame(header | {"prepared_transaction_offset": prepared}, b"").header_bytes
+        moved = attrs.evolve(moved, header_bytes=header_bytes)
     return MadeRecord(moved.encode(), record.topic, record.queue_id, record.incarnation)
-
-
-def _topic_of(record: LogRecord, wanted: str) -> str:
-    """Return the topic for a record: that of its queue, or the broker's own one in which it waits. Raises ValueError."""
-    if record.topic not in OWN_TOPICS:
-        return wanted
-    if record.properties().get(p.REAL_TOPIC, record.topic) != wanted:
-        raise ValueError(f"a message in the broker's own topic {record.topic} cannot be renamed")
-    return record.topic
 
 
 def _new(batch: MessageBatch, row: int, topic: str, places: Places, now_ms: int) -> MadeRecord:
     if batch.states[row] in ("delayed", "half"):
-        raise ValueError(f"a message that is {batch.states[row]} needs its record: convert with --raw")
+        raise ValueError(
+            f"a message that is {batch.states[row]} needs its record in the broker's own topic: convert with --raw"
+        )
     when = batch.timestamps_ms[row] if batch.timestamps_ms is not None else None
     when = now_ms if when is None else when
-    if not 0 <= when < _MAX_TIME:
-        raise ValueError("its time is no number of milliseconds")
+    _check_time(when)
     queue_id = batch.name.partition or 0
     offset, number = places(topic, queue_id)
-    data = v1.encode(
-        body=batch.bodies[row], topic=topic.encode(), properties=_properties(batch, row), queue_id=queue_id,
+    data = _encode(
+        _properties(batch, row), body=batch.bodies[row], topic=topic.encode(), queue_id=queue_id,
         born_timestamp=when, store_timestamp=when, physical_offset=offset, queue_offset=number,
     )  # fmt: skip
     return MadeRecord(data, topic, queue_id)
@@ -144,7 +188,7 @@ def _properties(batch: MessageBatch, row: int) -> bytes:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             if not name or not text or p.VALUE_END in f"{name}{text}" or p.NAME_END in name:
                 raise ValueError(f"the property {name!r} is empty, or has a separator")
-            if not own and prefix + name in p.SYSTEM:
+            if not own and prefix + name in RESERVED:
                 raise ValueError(f"the header {name!r} has the name of a system property")
             pairs.append((prefix + name, text))
     return p.encode(pairs).encode()

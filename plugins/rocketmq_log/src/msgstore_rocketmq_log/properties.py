@@ -67,9 +67,32 @@ def by_owner(found: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     return system, {name: value for name, value in found.items() if name not in SYSTEM}
 
 
+def real_queue(found: Mapping[str, str], topic: str, queue_id: int) -> tuple[str, int]:
+    """Return topic and queue id of a message that waits in one of the broker's own topics, at ``topic`` and ``queue_id``."""
+    return found.get(REAL_TOPIC, topic), whole_number(found.get(REAL_QUEUE_ID), queue_id, bits=32)
+
+
 def encode(pairs: Iterable[tuple[str, str]]) -> str:
     """Return the string of these pairs."""
     return "".join(f"{name}{NAME_END}{value}{VALUE_END}" for name, value in pairs)
+
+
+def without(stored: bytes, name: str) -> bytes:
+    """Return a string of properties without the pairs of this name. The rest does not change."""
+    end = VALUE_END.encode()
+    return end.join(pair for pair in stored.split(end) if not pair.startswith(f"{name}{NAME_END}".encode()))
+
+
+def extend(stored: bytes, more: bytes) -> bytes:
+    """Return two strings of properties as one. The last separator of the first may be missing."""
+    end = VALUE_END.encode()
+    return stored + end + more if stored and more and not stored.endswith(end) else stored + more
+
+
+def make_room(stored: bytes) -> tuple[bytes, bool]:
+    """Return a string of properties with zeros at its end for the checksum of the new record, and True, if it had one."""
+    kept = without(stored, CRC_NAME)
+    return (stored, False) if kept == stored else (extend(kept, bytes(CRC_BYTES)), True)
 
 
 def java_hash(text: str) -> int:

@@ -42,7 +42,8 @@ _NAMES = {
 }  # fmt: skip
 """Typed system field to its name in v1, in the order in which they are written. ``real_topic_incarnation`` has none."""
 _FIELDS = {name: next(field for field in flat.TABLES["SystemProperties"] if field.name == key) for key, name in _NAMES.items()}
-_RESERVED = p.SYSTEM | {INCARNATION, ESCAPED, BORN_HOST, STORE_HOST, WHOLE}
+RESERVED = p.SYSTEM | {INCARNATION, ESCAPED, BORN_HOST, STORE_HOST, WHOLE}
+"""Names that no property of a user can have."""
 
 
 @attrs.frozen
@@ -82,18 +83,14 @@ def to_v1(frame: Frame, accepts: Collection[str] = PLAIN, options: ReflowOptions
         reasons.append(f"the body has {len(frame.body)} bytes")
     pairs: list[tuple[str, str]] = []
     raw = _v1_properties(frame, header, options, pairs, reasons)
-    found = p.encode(pairs).encode() if raw is None else raw + p.encode(pairs).encode()
-    has_crc = found[-p.CRC_BYTES :].startswith(p.CRC_NAME.encode())
-    pairs, hosts = [], dict[str, Any]()
+    hosts = dict[str, Any]()
     for name, there in (("born_host", BORN_HOST), ("store_host", STORE_HOST)):
         address, port = address_of(header.get(name))
         if len(address) == 16 and V1_IPV6 not in accepts:
             pairs.append((there, f"[{ipaddress.ip_address(address)}]:{port}"))
             address = bytes(4)
         hosts |= {name: address, name.replace("host", "port"): port}
-    properties = found + p.encode(pairs).encode()
-    if has_crc:  # it covers everything, and ends the record
-        properties = found[: -p.CRC_BYTES] + p.encode(pairs).encode() + bytes(p.CRC_BYTES)
+    properties, has_crc = p.make_room(p.extend(raw, p.encode(pairs).encode()))
     if len(properties) > v1.MAX_PROPERTIES:
         reasons.append(f"the properties have {len(properties)} bytes")
     if reasons:
@@ -136,14 +133,15 @@ def reflowed(
         return record, None
     try:
         return to_v1(frame or to_v2(record), accepts, options), None
-    except NotDeliverableError as error:
+    except (NotDeliverableError, ValueError) as error:
         return None, f"its record has no form for this reader: {error}"
 
 
 def _v1_properties(
     frame: Frame, header: Mapping[str, Any], options: ReflowOptions, pairs: list[tuple[str, str]], reasons: list[str]
-) -> bytes | None:
-    """Add the properties to ``pairs``, and reasons. Return the v1 string that the message came with, if it was kept."""
+) -> bytes:
+    """Add the properties to ``pairs``, and reasons. Return the v1 string that the message came with, if it was kept, for
+    their begin."""
     system, unknown = header.get("system", {}), has_unknown(header)
     pairs += ((_NAMES[field], text) for field, text in typed_as_text(system))
     raw: bytes | None = None
@@ -158,7 +156,7 @@ def _v1_properties(
         if name in seen:
             reasons.append(f"the user property {name!r} is there twice")
         seen.add(name)
-        if name in _RESERVED:
+        if name in RESERVED:
             if not options.prefix:
                 reasons.append(f"the user property {name!r} has the name of a system property")
             name = PREFIX + name
@@ -167,13 +165,13 @@ def _v1_properties(
         reasons.append("a key has a space, or is empty")
     if options.escape and any("%" in name + value for name, value in pairs):
         pairs.append((ESCAPED, "1"))
+    if raw is not None:
+        pairs.clear()
     if options.incarnation and header.get("topic_incarnation"):
         pairs.append((INCARNATION, str(header["topic_incarnation"])))
     if unknown:
         pairs.append((WHOLE, base64.b64encode(frame.header_bytes).decode()))
-    if raw is not None:
-        pairs[:] = [pair for pair in pairs if pair[0] in (INCARNATION, WHOLE)]
-    return raw
+    return raw or b""
 
 
 def has_unknown(values: Any) -> bool:
@@ -202,10 +200,10 @@ def v1_pairs(header: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the properties of a v2 header under their v1 names. Values that are no text, or empty, are left out."""
     system = header.get("system", {})
     pairs = [(_NAMES[field], text) for field, text in typed_as_text(system)]
-    for one in (*system.get("untyped", ()), *header.get("user_properties", ())):
-        if one["name"] != RAW:
-            value = bytes(one["value"]).decode("utf-8", "replace")
-            pairs += [(one["name"], value)] if value else []
+    untyped = [one for one in system.get("untyped", ()) if one["name"] != RAW]
+    for one in (*untyped, *header.get("user_properties", ())):
+        value = bytes(one["value"]).decode("utf-8", "replace")
+        pairs += [(one["name"], value)] if value else []
     return pairs
 
 
@@ -251,10 +249,14 @@ def to_v2(record: bytes, incarnation: int = 0) -> Frame:
     body, raw = record[fields.body : fields.body_end], record[fields.properties : fields.end]
     place = {name: getattr(fields, name) for name in ("physical_offset", "queue_offset", "store_timestamp")}
     found = p.parse(raw.decode("utf-8", "replace"))
-    if (whole := found.get(WHOLE)) is not None:
-        return Frame(header_bytes=base64.b64decode(whole), body=body, **place)
+    if (whole := found.get(WHOLE)) is not None and (kept := _kept_frame(whole, record, body, incarnation, place)) is not None:
+        return kept
+    try:
+        topic = record[fields.topic : fields.topic_end].decode()
+    except UnicodeDecodeError:
+        raise ValueError("the name of its topic is not UTF-8") from None
     header: dict[str, Any] = {
-        "topic": record[fields.topic : fields.topic_end].decode(),
+        "topic": topic,
         "topic_incarnation": incarnation,
         "queue_id": fields.queue_id,
         "flag": fields.flag,
@@ -270,6 +272,18 @@ def to_v2(record: bytes, incarnation: int = 0) -> Frame:
     return make_frame(header, body, **place)
 
 
+def _kept_frame(whole: str, record: bytes, body: bytes, incarnation: int, place: Mapping[str, int]) -> Frame | None:
+    """Return the frame with a header that was kept in a property; None if the record was not made from this frame: anybody can
+    send such a property."""
+    try:
+        frame = Frame(header_bytes=base64.b64decode(whole, validate=True), body=body, **place)
+        its = frame.header().get("topic_incarnation", 0)
+        is_its = its == incarnation and record in (to_v1(frame, LAYOUTS), to_v1(frame, (V1, V1_LONG)))
+    except (ValueError, flat.InvalidError, NotDeliverableError):
+        return None
+    return frame if is_its else None
+
+
 def _v2_properties(raw: bytes, found: Mapping[str, str]) -> dict[str, Any]:
     """Return the members ``system`` and ``user_properties`` for a v1 string."""
     system: dict[str, Any] = {}
@@ -280,7 +294,7 @@ def _v2_properties(raw: bytes, found: Mapping[str, str]) -> dict[str, Any]:
         typed = None if field is None else _typed(field, value)
         if field is not None and typed is not None:
             system[field.name] = typed
-        elif name in p.SYSTEM:
+        elif name in RESERVED:
             untyped.append({"name": name, "value": value.encode()})
         else:
             user.append({"name": name, "value": value.encode()})

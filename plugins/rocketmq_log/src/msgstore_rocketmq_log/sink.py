@@ -13,14 +13,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from msgstore.contract import MessageBatch, QueueName, SinkContext
 from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import encode
 from msgstore_rocketmq_log.files import INDEX_ENTRIES, encode_checkpoint, file_name, index_parts
 from msgstore_rocketmq_log.incarnations import Incarnation, TopicTable
-from msgstore_rocketmq_log.log import CommitLog, LogRecord, log_files
-from msgstore_rocketmq_log.message_records import MadeRecord, make_record
+from msgstore_rocketmq_log.log import OWN_TOPICS, CommitLog, LogRecord, log_files
+from msgstore_rocketmq_log.message_records import MAX_QUEUE_ID, MadeRecord, make_record
 from msgstore_rocketmq_log.plugin import RocketmqSinkOptions
 from msgstore_rocketmq_log.reflow import LAYOUTS, V2
 
@@ -50,12 +52,14 @@ class RocketmqSink:
         self._log = self._store / "commitlog"
         self._log.mkdir(parents=True, exist_ok=True)
         self._accepts = accepted(self._options)
-        token = context.token or {"position": 0, "queues": {}, "incarnations": {}}
+        token = context.token or {"position": 0, "queues": {}, "incarnations": {}, "owners": {}}
         self._position: int = token["position"]
         self._queues: dict[str, int] = dict(token["queues"])
         """``topic/queue id`` to the number of its next message."""
         self._incarnations: dict[str, int] = dict(token["incarnations"])
         """Topic to the incarnation that its records of the v2 layout have."""
+        self._owners = {name: QueueName(*owner) for name, owner in token["owners"].items()}
+        """``topic/queue id`` to the queue that it holds."""
         self._now_ms = time.time_ns() // 1_000_000
         self._fd: int | None = None
         for left in sorted(self._log.iterdir()):  # of an interrupted conversion
@@ -67,9 +71,17 @@ class RocketmqSink:
                 os.truncate(left, self._options.file_size)
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        topic = self._topic(batch.name)
+        topic, queue_id = self._topic(batch.name), batch.name.partition or 0
+        name, reason = f"{topic}/{queue_id}", ""
         if _TOPIC.fullmatch(topic) is None:
             reason = f"{topic!r:.80} is no name of a topic (letters, digits, _ - % |, at most 127): rename it"
+        elif topic in OWN_TOPICS:
+            reason = f"{topic} is a topic of the broker's own: rename it"
+        elif not 0 <= queue_id <= MAX_QUEUE_ID:
+            reason = f"{queue_id} is no queue id (0 to {MAX_QUEUE_ID}): leave the queue out"
+        elif self._owners.setdefault(name, batch.name) != batch.name:
+            reason = f"the queues {self._owners[name]} and {batch.name} have one name here, {name!r}: rename one"
+        if reason:
             return [(row, reason) for row in range(len(batch))]
         found = []
         for row in range(len(batch)):
@@ -102,7 +114,8 @@ class RocketmqSink:
         if self._fd is not None:
             os.fsync(self._fd)
         _sync_directory(self._log)
-        return {"position": self._position, "queues": self._queues, "incarnations": self._incarnations}
+        owners = {name: attrs.astuple(owner) for name, owner in self._owners.items()}
+        return {"position": self._position, "queues": self._queues, "incarnations": self._incarnations, "owners": owners}
 
     def finish(self) -> None:
         self._close_file()
@@ -119,7 +132,9 @@ class RocketmqSink:
             found = record.properties()
             code = v1.tags_code(record.topic, found, record.store_timestamp)
             entries.setdefault((record.topic, record.queue_id), []).append(v1.ENTRY.pack(record.offset, record.size, code))
-            topics[record.topic] = max(topics.get(record.topic, 0), record.queue_id + 1)
+            real = p.real_queue(found, record.topic, record.queue_id) if record.topic in OWN_TOPICS else (record.topic, 0)
+            for topic, queue_id in ((record.topic, record.queue_id), real):  # a topic that is not there was deleted
+                topics[topic] = max(topics.get(topic, 0), queue_id + 1)
             keys += _keys(record, found) if self._options.index else ()
             last_ms = max(last_ms, record.store_timestamp)
             if len(keys) >= INDEX_ENTRIES - 100:
