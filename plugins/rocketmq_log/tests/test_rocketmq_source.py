@@ -21,7 +21,8 @@ from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.plugins.catalogue import load_catalogue
-from msgstore_rocketmq_log import check, flat, scan_file
+from msgstore_rocketmq_log import check, flat, rows, scan_file
+from msgstore_rocketmq_log import log as log_module
 from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.files import FILLER, file_name
@@ -593,3 +594,123 @@ def test_heads_that_claim_the_rest_of_the_file_cost_bounded_time(tmp_path, monke
     monkeypatch.setattr(v1, "body_crc", lambda body: examined.append(len(body)) or checksum(body) & 0x7FFFFFFF)
     assert read(tmp_path)[1]
     assert sum(examined) < 40 * 2**20
+
+
+INNER = struct.pack(">iIiii", 25, 0, 0, 0, 3) + b"one" + struct.pack(">h", 0)
+
+
+def odd(offset: int, *, body: bytes = b"", topic: bytes = b"T", properties: bytes = b"", **fields) -> bytes:
+    return v1.encode(body=body, topic=topic, properties=properties, physical_offset=offset, **fields)
+
+
+def odd_v2(offset: int, **header) -> bytes:
+    return make_frame({"topic": "T"} | header, b"", physical_offset=offset).encode()
+
+
+def negative_body(size: int):
+    return lambda at: (record := odd(at, topic=b"N", properties=b"k\1v\2"))[:84] + struct.pack(">i", size) + record[88:]
+
+
+FAR_PORT = {"hi": 0, "lo": 0, "port": 2**32 - 1, "family": "None"}
+
+
+@pytest.mark.parametrize(
+    ("make", "bodies", "reasons"),
+    [
+        (lambda at: odd(at, body=zlib.compress(INNER * 65_600), sys_flag=0x81), 0, ["the batch has more than 32767 messages"]),
+        (lambda at: odd(at, body=bytes(70_000), sys_flag=0x80, properties=b"INNER_NUM\00199999\2"), 0, ["a message"] * 32767),
+        (lambda at: odd(at, body=INNER * 2, sys_flag=0x80, queue_offset=2**63 - 1), 0, ["a batch of messages begins at"]),
+        (lambda at: odd(at, properties=b"__CRC32#\0011\2"), 1, []),
+        (lambda at: odd_v2(at, store_host=FAR_PORT), 1, []),
+        (odd_v2, 1, []),
+        (negative_body(-(2**31)), 1, []),
+        (negative_body(-5), 1, []),
+    ],
+)
+@pytest.mark.parametrize("accepts", [None, ("v1",)])
+def test_odd_record_leaves_the_others_readable(make, bodies, reasons, accepts, tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    data = odd(0, topic=b"U", body=b"good")
+    data += odd(len(data), born_host=bytes(16), queue_offset=1)
+    (tmp_path / "commitlog" / file_name(0)).write_bytes(data + make(len(data)))
+    with open_source(source_spec(load_catalogue(), tmp_path, raw=True, accepts=accepts)) as source:
+        items = [item for info in source.queues() for item in source.messages(info.name, 0, None)] + [*source.damage()]
+    batches = [item for item in items if isinstance(item, MessageBatch)]
+    assert sum(map(len, batches)) == 2 + bodies
+    assert all(batch.raws or batch.refusals for batch in batches)
+    found = [item.reason for item in items if isinstance(item, SourceDamage)]
+    assert [reason[: len(told)] for reason, told in zip(found, reasons, strict=True)] == reasons
+    headers = [(one, headers) for batch in batches for one, headers in zip(batch.verified, batch.headers, strict=True)]
+    assert ((None, {"k": "v"}) in headers) == (b"k\1v" in make(0))
+
+
+@pytest.mark.parametrize("last", ['"x"', "Infinity", "1.5", "null"])
+@pytest.mark.parametrize("field", ["number", "created", "deleted", "last"])
+def test_incarnations_with_wrong_types_are_damage(field, last, tmp_path):
+    if (field, last) == ("deleted", "null"):
+        return
+    log = Writer(tmp_path)
+    log.add("T", b"a")
+    log.save()
+    (tmp_path / "config").mkdir()
+    values = {"number": "1", "created": "0", "deleted": "5", "last": "1"} | {field: last}
+    one = ",".join(f'"{name}":{values[name]}' for name in ("number", "created", "deleted"))
+    (tmp_path / "config/topicIncarnations.json").write_text(f'{{"last":{values["last"]},"topics":{{"T":[{{{one}}}]}}}}')
+    found, damage = read(tmp_path)
+    assert ([row[3] for row in found], [one.file for one in damage]) == (["ready"], ["config/topicIncarnations.json"])
+
+
+def test_batch_of_large_bodies_ends_after_some_mib(tmp_path):
+    log = Writer(tmp_path, size=2**20)
+    for _ in range(6):
+        log.add("T", zlib.compress(bytes(3 * 2**20)), sys_flag=v1.COMPRESSED)
+    log.save()
+    assert [len(batch) for batch in read_batches(tmp_path)] == [2, 2, 2]
+
+
+def test_overlapping_batches_are_split_once_each(tmp_path, monkeypatch):
+    log, calls = Writer(tmp_path, size=2**20), []
+    for _ in range(3):
+        log.add("T", INNER * 500, sys_flag=v1.INNER_BATCH, queue_offset=7)
+    log.save()
+    split = rows.split
+    monkeypatch.setattr(rows, "split", lambda body: calls.append(1) or split(body))
+    found, damage = read(tmp_path)
+    assert ([row[3] for row in found], damage) == (["ready"] * 500 + ["orphan"] * 1000, [])
+    assert len(calls) == 3
+
+
+def test_entries_of_one_record_read_it_once(tmp_path, monkeypatch):
+    log, calls = Writer(tmp_path, size=2**16), []
+    log.add("T", b"x" * 1000, incarnation=0)
+    size = len(log.data)
+    log.save()
+    queue = tmp_path / "consumequeue/T/0"
+    queue.mkdir(parents=True)
+    (queue / file_name(0)).write_bytes(v1.ENTRY.pack(0, size, 0) * 500 + v1.ENTRY.pack(0, size + 1, 0))
+    read_frame = log_module.read_frame
+    monkeypatch.setattr(log_module, "read_frame", lambda *given: calls.append(1) or read_frame(*given))
+    assert [one.offset for one in read(tmp_path)[1]] == [500 * 20]
+    assert len(calls) < 5
+
+
+def test_files_that_alternate_are_loaded_once(tmp_path):
+    log, loaded = Writer(tmp_path), []
+    for number in range(40):
+        log.add("T", b"%d" % number, queue_offset=number * 7 % 40)
+    files = sorted((log.save() / "commitlog").iterdir())
+    sizes = {file.name: file.stat().st_size for file in files}
+    commit = CommitLog(log_files(sizes, ""), lambda name: loaded.append(name) or files[0].with_name(name).read_bytes())
+    for number in [*range(len(files))] * 3:
+        commit.content(number)
+    assert sorted(loaded) == sorted(sizes)
+
+
+def test_file_that_reaches_over_the_next_one_ends_there(tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    first = odd(0, body=b"first")
+    (tmp_path / "commitlog" / file_name(0)).write_bytes(first + odd(len(first), body=b"wrong", queue_offset=1))
+    (tmp_path / "commitlog" / file_name(len(first))).write_bytes(odd(len(first), body=b"right", queue_offset=1))
+    found, damage = read(tmp_path)
+    assert [row[5] for row in found] == [b"first", b"right"]
+    assert [one.reason.partition(":")[0] for one in damage] == ["the log has a gap"]

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from msgstore.contract import SourceDamage
+from msgstore_rocketmq_log.config import parse
 from msgstore_rocketmq_log.records import Buffer
 
 FILE = "config/topicIncarnations.json"
@@ -89,7 +90,15 @@ class TopicTable:
 def table_of(values: Any) -> TopicTable:
     """Return a table from JSON. Raises ValueError, TypeError, KeyError."""
     topics = {str(topic): [Incarnation(**one) for one in its] for topic, its in values["topics"].items()}
-    return TopicTable(int(values["last"]), topics)
+    for one in (found for its in topics.values() for found in its):
+        _check_numbers(one.number, one.created, one.deleted or 0)
+    _check_numbers(values["last"])
+    return TopicTable(values["last"], topics)
+
+
+def _check_numbers(*values: object) -> None:
+    if wrong := [type(value).__name__ for value in values if type(value) is not int]:
+        raise TypeError(f"{wrong[0]} in the place of a whole number")
 
 
 def read_table(sizes: Mapping[str, int], read: Callable[[str], Buffer], damage: list[SourceDamage]) -> TopicTable | None:
@@ -97,7 +106,7 @@ def read_table(sizes: Mapping[str, int], read: Callable[[str], Buffer], damage: 
     if FILE not in sizes:
         return None
     try:
-        return table_of(json.loads(bytes(read(FILE))))
+        return table_of(parse(read(FILE)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         damage.append(SourceDamage(file=FILE, size=sizes[FILE], reason=f"cannot be read: {error}"))
         return None

@@ -17,7 +17,7 @@ from msgstore_rocketmq_log.log import LogRecord
 _HEAD = struct.Struct(">iIiii")
 _I16 = struct.Struct(">h")
 MAX_COUNTED = 16 * 2**20
-"""Bytes of an inflated batch that is counted. A broker takes 4 MiB, unless it is told to take more."""
+"""Bytes of an inflated batch that is read. A broker takes 4 MiB, unless it is told to take more."""
 
 
 class InnerMessage(NamedTuple):
@@ -77,7 +77,7 @@ def count_inner(record: LogRecord) -> int:
     with contextlib.suppress(BodyError):
         return max(1, len(split(inflate(record, MAX_COUNTED))))
     text = record.properties().get("INNER_NUM", "1")
-    return max(1, min(int(text), len(record.body))) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+    return max(1, min(int(text), len(record.body), v1.MAX_INNER)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
 
 
 def split(body: bytes) -> list[InnerMessage]:
@@ -94,5 +94,7 @@ def split(body: bytes) -> list[InnerMessage]:
         if size < 0 or properties < 0 or end - at != total or end > len(body):
             raise BodyError(f"a message of the batch has impossible sizes, at {at}")
         found.append(InnerMessage(body[begin : begin + size], body[begin + size + 2 : end]))
+        if len(found) > v1.MAX_INNER:
+            raise BodyError(f"the batch has more than {v1.MAX_INNER} messages")
         at = end
     return found

@@ -9,7 +9,8 @@ from __future__ import annotations
 import mmap
 import struct
 import zlib
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
@@ -38,10 +39,12 @@ _PREFIX = b"\xda\xa3\x20"
 _SEARCH = 16
 """Limit of the bytes that searches behind damage examine, as a multiple of those of the file."""
 _BLOCK = 2**20
+_MAX_KEPT = 2**28
+"""Bytes of files that are not mapped and are kept."""
 _CRC_BEGIN = f"{p.CRC_NAME}{p.NAME_END}".encode()
 PLAIN_BODY = v1.PLAIN_HEAD.size
 """Bytes before the body of a record with two addresses of 4 bytes."""
-_ADDRESSES, _SIGN = v1.BORN_V6 | v1.STORE_V6, 0x80
+_CALLED, _SIGN = v1.BORN_V6 | v1.STORE_V6 | v1.INNER_BATCH, 0x80
 Scanned = tuple[int, bytes, int, int, int, bool]
 """Offset in the log, topic, queue id, queue offset, sys flag, and whether it stands behind damage in the last file."""
 
@@ -91,17 +94,18 @@ class LogRecord:
     @property
     def message_id(self) -> str:
         """The offset message id."""
-        return (self.store_host + struct.pack(">iq", self.store_port, self.offset)).hex().upper()
+        return (self.store_host + struct.pack(">Iq", self.store_port & 0xFFFFFFFF, self.offset)).hex().upper()
 
 
 class CommitLog:
-    """The files of the log. Keeps the content of the one that was read last."""
+    """The files of the log. Keeps those that are mapped, and the last ones of the others: messages may alternate."""
 
     def __init__(self, files: list[LogFile], read: Callable[[str], Content]) -> None:
         self.files = files
         self._read = read
         self._begins = [file.begin for file in files]
-        self._current: tuple[int, Content] = (-1, b"")
+        self._kept: dict[int, Content] = {}
+        self._good, self._good_sizes = array("q"), array("i")
 
     @property
     def begin(self) -> int:
@@ -110,14 +114,21 @@ class CommitLog:
 
     def content(self, number: int) -> Content:
         """Return the content of a file."""
-        if self._current[0] != number:
-            self._current = (number, self._read(self.files[number].name))
-        return self._current[1]
+        if number not in self._kept:
+            self._kept[number] = self._read(self.files[number].name)
+            loaded = [at for at, data in self._kept.items() if isinstance(data, bytes)]
+            while len(loaded) > 1 and sum(len(self._kept[at]) for at in loaded) > _MAX_KEPT:
+                del self._kept[loaded.pop(0)]
+        return self._kept[number]
 
     def locate(self, offset: int) -> tuple[int, int]:
         """Return number of the file and offset in it."""
         number = bisect_right(self._begins, offset) - 1
         return number, offset - self._begins[number]
+
+    def end(self, number: int) -> int:
+        """Return the offset behind a file: at most that of the next one, which has the records from there on."""
+        return min([self._begins[number] + len(self.content(number)), *self._begins[number + 1 : number + 2]])
 
     def record(self, offset: int) -> LogRecord:
         """Return the record at an offset, which a scan has found good."""
@@ -128,17 +139,29 @@ class CommitLog:
 
     def scan(self, damage: list[SourceDamage]) -> Iterator[Scanned]:
         """Yield the place of every good record, and what its queue needs. Adds damage to the list."""
+        self.forget_places()
         for before, after in pairwise(self.files):
             if before.begin + before.size != after.begin:
                 damage.append(SourceDamage(file=after.name, reason=f"the log has a gap: {before.name} ends elsewhere"))
         for number, file in enumerate(self.files):
             yield from self._scan_file(number, file, damage, is_last=number == len(self.files) - 1)
 
+    def has_good(self, offset: int, size: int) -> bool:
+        """Return True if the last scan has found a good record of this size there. Reads nothing."""
+        at = bisect_left(self._good, offset)
+        return at < len(self._good) and (self._good[at], self._good_sizes[at]) == (offset, size)
+
+    def forget_places(self) -> None:
+        """Free what :meth:`has_good` needs."""
+        self._good, self._good_sizes = array("q"), array("i")
+
     def _scan_file(self, number: int, file: LogFile, damage: list[SourceDamage], *, is_last: bool) -> Iterator[Scanned]:
         data = self.content(number)
-        at, end, begin, behind = 0, len(data), file.begin, False
+        begin, behind, at = file.begin, False, 0
+        end = self.end(number) - begin
         read, crc32, magic_v1 = v1.PLAIN_HEAD.unpack_from, zlib.crc32, v1.MAGIC
         last, left = end - v1.SMALLEST, _SEARCH * end
+        add_place, add_size = self._good.append, self._good_sizes.append
         while at < end:
             if at <= last:  # without a call for the plain record, which nearly all are
                 total, magic, crc, queue_id, _, queue_offset, place, sys_flag, *_, body_size = read(data, at)
@@ -146,7 +169,7 @@ class CommitLog:
                 if (
                     magic == magic_v1
                     and place == begin + at
-                    and not sys_flag & _ADDRESSES
+                    and not sys_flag & _CALLED
                     and 0 <= body_size <= total - v1.SMALLEST
                     and total <= end - at
                 ):
@@ -159,11 +182,15 @@ class CommitLog:
                         and data[topic] < _SIGN
                         and data[after - p.CRC_BYTES : after - p.CRC_BYTES + 9] != _CRC_BEGIN
                     ):
+                        add_place(place)
+                        add_size(total)
                         yield place, data[body_end + 1 : topic], queue_id, queue_offset, sys_flag, behind and is_last
                         at = after
                         continue
             found = read_record(data, at, begin + at)
             if isinstance(found, LogRecord):
+                add_place(found.offset)
+                add_size(found.size)
                 yield found.offset, found.topic.encode(), found.queue_id, found.queue_offset, found.sys_flag, behind and is_last
                 at += found.size
                 continue
@@ -236,7 +263,10 @@ def read_record(data: Content, at: int, offset: int) -> LogRecord | str:
         return f"the magic is 0x{magic:08X}"
     if not _HEAD.size <= total <= left:
         return f"the record has a size of {total} bytes, and {left} are left"
-    return _read_v2(data, at, offset, total) if magic == v1.V2_MAGIC else _read_v1(data, at, offset, total)
+    found = _read_v2(data, at, offset, total) if magic == v1.V2_MAGIC else _read_v1(data, at, offset, total)
+    if isinstance(found, LogRecord) and found.sys_flag & v1.INNER_BATCH and found.queue_offset >= 2**63 - v1.MAX_INNER:
+        return f"a batch of messages begins at the number {found.queue_offset}"
+    return found
 
 
 def _read_v1(data: Content, at: int, offset: int, total: int) -> LogRecord | str:
@@ -250,7 +280,7 @@ def _read_v1(data: Content, at: int, offset: int, total: int) -> LogRecord | str
         return _elsewhere(fields.physical_offset)
     body, raw = data[fields.body : fields.body_end], data[fields.properties : fields.end]
     verified: bool | None = None
-    if raw[-p.CRC_BYTES :].startswith(_CRC_BEGIN):
+    if len(raw) >= p.CRC_BYTES and raw[-p.CRC_BYTES :].startswith(_CRC_BEGIN):
         if not v1.is_property_crc_right(data, at, fields, raw[-11:-1].decode("ascii", "replace")):
             return "the checksum of the record is wrong"
         verified = True

@@ -62,16 +62,21 @@ class TopicQueue:
         self.fill()
         if all(map(lt, self.sequences, self.sequences[1:])):
             return
-        order = sorted(range(len(self)), key=lambda at: (self.sequences[at], self.offsets[at], self.inners[at]))
-        for name in ("offsets", "sequences", "inners", "states"):
-            column = getattr(self, name)
-            setattr(self, name, array(column.typecode, [column[at] for at in order]))
+        self._order(lambda at: (self.sequences[at], self.offsets[at], self.inners[at]))
         taken = _NO_SEQUENCE
         for at in range(len(self)):
             if self.sequences[at] == taken:
                 self.states[at] = _ORPHAN
             elif self.states[at] != _ORPHAN:
                 taken = self.sequences[at]
+        if any(self.inners):  # a batch stays together, so that it is read once
+            self._order(lambda at: (self.sequences[at] - self.inners[at], self.offsets[at], self.inners[at]))
+
+    def _order(self, key: Callable[[int], tuple[int, ...]]) -> None:
+        order = sorted(range(len(self)), key=key)
+        for name in ("offsets", "sequences", "inners", "states"):
+            column = getattr(self, name)
+            setattr(self, name, array(column.typecode, [column[at] for at in order]))
 
     def states_at(self, first: int, stop: int, consumed: int | None) -> list[str]:
         """Return the states of messages by position. ``consumed``: number of the next message of a consumer group."""
@@ -82,10 +87,10 @@ class TopicQueue:
                     found[at] = "consumed"
         return found
 
-    def count_unconsumed(self, consumed: int) -> int:
-        """Return how many messages a consumer group would still get whose next message has the number ``consumed``."""
+    def deliverable(self) -> list[int]:
+        """Return the numbers of the messages that a consumer gets, in their order."""
         numbered = zip(self.sequences, self.states, strict=True)
-        return sum(sequence >= consumed for sequence, state in numbered if state in (_READY, _COMMITTED))
+        return sorted(sequence for sequence, state in numbered if state in (_READY, _COMMITTED))
 
     def sequences_at(self, first: int, stop: int) -> list[int | None]:
         """Return the numbers of messages by position. Those that come later have none."""

@@ -34,6 +34,8 @@ MAX_TOPIC, MAX_LONG_TOPIC, MAX_PROPERTIES = 127, 32767, 32767
 """Bytes. The lengths are signed."""
 SMALLEST = 91
 """Bytes of a record without body, topic and properties."""
+MAX_INNER = 2**15 - 1
+"""Messages in an inner batch: an entry of a consume queue counts them in two bytes."""
 _SYS_FLAG_AT = 36
 
 Buffer = bytes | memoryview | mmap.mmap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import BrokerConfig, read_config
 from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, queue_entries
 from msgstore_rocketmq_log.incarnations import read_table
-from msgstore_rocketmq_log.log import SYSTEM, CommitLog, LogRecord, log_files, read_record
+from msgstore_rocketmq_log.log import SYSTEM, CommitLog, log_files
 from msgstore_rocketmq_log.plugin import RocketmqSourceOptions
 from msgstore_rocketmq_log.properties import whole_number
 from msgstore_rocketmq_log.queues import TopicQueue, build_queues
@@ -89,9 +90,8 @@ class RocketmqSource:
         """By queue. None: all that belongs to no queue which has messages."""
 
     def queues(self) -> Iterable[QueueInfo]:
-        found = [
-            QueueInfo(name=_name(key), type="topic", details=self._details(key, queue)) for key, queue in self._found().items()
-        ]
+        queues, lags = self._found(), self._lags()
+        found = [QueueInfo(name=_name(key), type="topic", details={"lag": lags.get(key, {})}) for key in queues]
         return found + self._not_read()
 
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
@@ -134,6 +134,7 @@ class RocketmqSource:
             found += (attrs.evolve(one, file=self._file_names[one.file]) for one in damage)
             begins = {file.name: file.begin for file in self._log.files}
             found += self._lost({begins[one.file] + one.offset for one in damage if one.messages})
+            self._log.forget_places()
             names = {_name(key) for key in self._queues}
             for one in found:
                 self._damage.setdefault(one.name if one.name in names else None, []).append(one)
@@ -157,33 +158,34 @@ class RocketmqSource:
             if len(parts) != 4 or parts[0] not in ("consumequeue", "batchconsumequeue") or file_offset(parts[3]) is None:
                 continue
             is_batch = parts[0] == "batchconsumequeue"
+            width = 46 if is_batch else 20
+            queue = QueueName(SYSTEM, queue=parts[1], partition=whole_number(parts[2], bits=32))
             data = self._context.read(name)
             for number, offset, size in queue_entries(data, batch=is_batch):
                 if offset < self._log.begin or offset in reported:
                     continue
-                if not (self._log.files and self._has_record(offset, size)):
-                    width = 46 if is_batch else 20
-                    queue = QueueName(SYSTEM, queue=parts[1], partition=whole_number(parts[2], bits=32))
+                if not self._log.has_good(offset, size):
                     yield SourceDamage(
                         file=name, offset=number * width, size=width, messages=1, name=queue,
                         reason=f"the record of this message, at {offset} in the log, is not there or damaged",
                     )  # fmt: skip
-
-    def _has_record(self, offset: int, size: int) -> bool:
-        number, at = self._log.locate(offset)
-        found = read_record(self._log.content(number), at, offset)
-        return isinstance(found, LogRecord) and found.size == size
 
     def _consumed(self, key: tuple[str, int]) -> int | None:
         assert self._config is not None
         group = self._options.group
         return None if group is None else self._config.consumed.get(group, {}).get(key, 0)
 
-    def _details(self, key: tuple[str, int], queue: TopicQueue) -> dict[str, Any]:
+    def _lags(self) -> dict[tuple[str, int], dict[str, int]]:
+        """Return for each queue how many messages each consumer group would still get."""
         assert self._config is not None
-        groups = sorted(self._config.consumed.items())
-        lag = {group: queue.count_unconsumed(offsets[key]) for group, offsets in groups if key in offsets}
-        return {"lag": lag}
+        found: dict[tuple[str, int], dict[str, int]] = {}
+        for group, offsets in sorted(self._config.consumed.items()):
+            for key in offsets.keys() & self._queues.keys():
+                found.setdefault(key, {})[group] = offsets[key]
+        for key, groups in found.items():
+            numbers = self._queues[key].deliverable()
+            found[key] = {group: len(numbers) - bisect_left(numbers, offset) for group, offset in groups.items()}
+        return found
 
     def _not_read(self) -> list[QueueInfo]:
         found = []
