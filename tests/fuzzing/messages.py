@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
+from random import Random
 from typing import Any
 
 from fuzzing.corpus import DATA, corpus
 from fuzzing.mutations import Member
-from msgstore.contract import SourceDamage
+from msgstore.contract import MessageBatch, SourceContext, SourceDamage
 from msgstore.jobs.messages.rows import batch_of, parse_line, queue_of, rows_of
 from msgstore_kestrel_journal.files import queue_files
 from msgstore_kestrel_journal.records import REMOVE_TENTATIVE_XID, UNREMOVE, encode_addx, encode_xid
 from msgstore_kestrel_journal.replay import Replay, replay_journals
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import BrokerConfig, read_config
-from msgstore_rocketmq_log.files import IndexFile, queue_entries, read_checkpoint
+from msgstore_rocketmq_log.files import IndexFile, file_name, queue_entries, read_checkpoint
 from msgstore_rocketmq_log.flat import InvalidError
-from msgstore_rocketmq_log.frame import Frame, decode_v2
+from msgstore_rocketmq_log.frame import Frame, decode_v2, make_frame
 from msgstore_rocketmq_log.inner_batch import InnerMessage
 from msgstore_rocketmq_log.log import CommitLog, LogFile
+from msgstore_rocketmq_log.plugin import RocketmqSourceOptions
 from msgstore_rocketmq_log.queues import TopicQueue, build_queues
 from msgstore_rocketmq_log.reflow import LAYOUTS, NotDeliverableError, to_v1, to_v2
+from msgstore_rocketmq_log.source import RocketmqSource
 
 Family = Callable[[int], bytes]
 NOW_MS = 1_700_000_000_000
@@ -249,6 +255,154 @@ def known(config: BrokerConfig, data: bytes, member: Member) -> None:
     assert all(0 <= key < 2**31 and 0 <= value < 2**63 for key, value in numbers)
 
 
+# -- whole stores: each file stands behind SEPARATOR, its name, and a zero ---------------------------------------------------
+
+SEPARATOR = b"<file>"
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+_NAME = re.compile(rb"\w[\w.]{0,30}(/\w[\w.]{0,30}){1,3}", re.ASCII)
+LOG_NAME = f"commitlog/{file_name(BEGIN)}"
+INCARNATIONS = b'{"last":2,"topics":{"T":[{"number":1,"created":0,"deleted":9},{"number":2,"created":9}]}}'
+ODD: list[tuple[str, bytes, int, dict[str, str]]] = [
+    ("T", b"c", 0, {"__CRC32#": "1"}),
+    ("T", b"c", 0, {"__CRC32#": "1", "more": "x"}),
+    ("T", BATCH + b"early", 1 << 7, {"INNER_NUM": "99999"}),
+    ("T", zlib.compress(BATCH), 0x81, {"__MQV2": "AAAA", "__V1_PROPERTIES": "x"}),
+]
+FIELDS = ("queue_id", "queue_offset", "sys_flag", "store_timestamp", "store_port", "born_port", "prepared_transaction_offset")
+NUMBERS = (0, 1, 2, -1, -5, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63))
+
+
+def odd_record(random: Random, offset: int, number: int) -> bytes:
+    """A good record, some of whose fields have an extreme value."""
+    topic, body, flag, properties = random.choice(MESSAGES * 2 + ODD)
+    values: dict[str, Any] = {"queue_offset": number, "sys_flag": flag, "store_timestamp": NOW_MS}
+    for name in FIELDS:
+        value = random.choice(NUMBERS)
+        if random.random() < 0.1 and (-(2**31) <= value < 2**31 or name in ("queue_offset", "store_timestamp")):
+            values[name] = value | flag if name == "sys_flag" else value
+    values |= {"born_host": bytes(range(16))} if random.random() < 0.2 else {}
+    kind, text = random.random(), "".join(f"{name}\1{value}\2" for name, value in properties.items())
+    if kind < 0.1:
+        return make_frame({"topic": topic}, b"", physical_offset=offset).encode()
+    one = v1.encode(body=body, topic=topic.encode(), properties=text.encode(), physical_offset=offset, **values)
+    if kind < 0.4:
+        with contextlib.suppress(ValueError):
+            return to_v2(one, random.choice((0, 1, 2))).encode()
+    if not body and kind < 0.8:
+        return one[:84] + struct.pack(">i", random.choice((-1, -5, -(2**31)))) + one[88:]
+    return one
+
+
+@corpus
+def stores() -> Iterator[Member]:
+    for seed in range(150):
+        random = Random(seed)
+        log, places = b"", []
+        for number in range(random.randrange(1, 7)):
+            places.append(len(log))
+            log += odd_record(random, BEGIN + len(log), number)
+        if not seed:
+            log += record(BEGIN + len(log), 0, "T", zlib.compress(BATCH[:26] * 65_600), 0x81)
+        cut = random.choice([0, 0, places[-1]])  # into two files
+        parts = {LOG_NAME: log[:cut] if cut else log + random.choice((b"", v1.blank(8), bytes(40)))}
+        parts |= {f"commitlog/{file_name(BEGIN + cut)}": log[cut:]} if cut else {}
+        entries = [struct.pack(">qiq", BEGIN + at, 100, 0) for at in places]
+        parts |= {f"consumequeue/T/{random.choice((0, 1, 'x'))}/{file_name(0)}": b"".join(entries)} if seed % 3 else {}
+        tables = {f"config/{name}.json": data for name, data in (*TABLES.items(), ("topicIncarnations", INCARNATIONS))}
+        parts |= {name: data for name, data in tables.items() if random.random() < 0.4}
+        data, fields = b"", []
+        for name, content in parts.items():
+            begin = len(data) + len(SEPARATOR) + len(name) + 1
+            data += SEPARATOR + name.encode() + b"\0" + content
+            head = range(0, len(content), 8) if "/T/" in name or "config" in name else ()
+            fields += [begin + at for at in head]
+            if name == LOG_NAME:
+                fields += [begin + at + step for at in places for step in (0, 4, 16, 20, 28, 36, 40, 48, 76, 84, 88)]
+        yield Member(data, [at for at in fields if at < len(data)])
+
+
+def with_sums(data: bytes) -> bytes:
+    """Makes the checksums right behind every magic, as far as the sizes are."""
+    found = bytearray(data)
+    for at in (match.start() - 4 for match in re.finditer(b"\xda\xa3\x20[\xa7\xab\xaf]", data) if match.start() >= 4):
+        size = int.from_bytes(found[at : at + 4])
+        if found[at + 7] == 0xAF and size <= len(data) - at:
+            found[at + 8 : at + 12] = zlib.crc32(found[at + 12 : at + size]).to_bytes(4)
+        elif found[at + 7] != 0xAF:
+            with contextlib.suppress(v1.UnreadableError):
+                fields = v1.read_fields(bytes(found), at)
+                found[at + 8 : at + 12] = v1.body_crc(bytes(found[fields.body : fields.body_end])).to_bytes(4)
+    return bytes(found[: len(data)])
+
+
+def read_store(data: bytes) -> list[tuple[int, int, int]]:
+    """Return of each queue: its messages as counted, as read, and as damaged on reading."""
+    kind = zlib.crc32(data) % 4
+    accepts = (None, None, frozenset({"v1"}), frozenset({"v1", "v1-long", "v2"}))[kind]
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        place = Path(folder)
+        (place / "commitlog").mkdir()
+        for part in data.split(SEPARATOR)[1:]:
+            name, _, content = part.partition(b"\0")
+            if _NAME.fullmatch(name):
+                with contextlib.suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
+                    (place / name.decode()).parent.mkdir(parents=True, exist_ok=True)
+                    (place / name.decode()).write_bytes(content)
+        options = RocketmqSourceOptions(max_body=20_000_000)  # type: ignore[arg-type]
+        source = RocketmqSource(
+            SourceContext(
+                path=place, options=options, read=lambda name: (place / name).read_bytes(), now_ms=NOW_MS, raw=kind > 0,
+                accepts=accepts,
+            )
+        )  # fmt: skip
+        json.dumps([one.details for one in source.queues()])
+        reported = [*source.damage()]
+        found = []
+        for info in source.queues():
+            if not info.read:
+                continue
+            messages, damaged = 0, -sum(one.messages for one in source._damage.get(info.name, ()))
+            for item in source.messages(info.name, 0, None):
+                if isinstance(item, MessageBatch):
+                    messages += len(item)
+                    for row in rows_of(item):
+                        json.dumps(row)
+                else:
+                    damaged += item.messages
+                    reported.append(item)
+            found.append((source.count(info.name), messages, damaged))
+        assert all((place / one.file).is_file() and one.offset >= 0 <= one.size for one in reported)
+    return found
+
+
+def all_there(found: list[tuple[int, int, int]], data: bytes, member: Member) -> None:
+    """Each message that was counted is read, or is damage."""
+    assert all(counted == messages + damaged for counted, messages, damaged in found), found
+
+
+def store_of(log: bytes, *more: tuple[str, bytes]) -> bytes:
+    return b"".join(SEPARATOR + name.encode() + b"\0" + content for name, content in ((LOG_NAME, log), *more))
+
+
+def one_batch(size: int) -> bytes:
+    inner = struct.pack(">iiiii", 122, 0, 0, 0, 100) + bytes(100) + struct.pack(">h", 0)
+    return store_of(record(BEGIN, 0, "T", inner * (size // 122), 1 << 7))
+
+
+def many_groups(size: int) -> bytes:
+    log = b""
+    while len(log) < size // 2:
+        log += record(BEGIN + len(log), 0, "T", b"")
+    groups = b",".join(b'"T@%d":{"0":1}' % number for number in range(size // 100))
+    return store_of(log, ("config/consumerOffset.json", b'{"offsetTable":{%s}}' % groups))
+
+
+def one_record_often(size: int) -> bytes:
+    """Entries of a consume queue that all name one large record."""
+    log = record(BEGIN, 0, "T", bytes(size // 2))
+    return store_of(log, (f"consumequeue/T/0/{file_name(0)}", struct.pack(">qiq", BEGIN, len(log), 0) * (size // 40)))
+
+
 def make_index(head: int) -> Family:
     """An index file whose slots all hold ``head``, and whose header wants one more than there are."""
 
@@ -296,6 +450,12 @@ EXTREMES: dict[str, dict[str, Family]] = {
     "rocketmq-index": {"zeros": bytes, "empty slots": make_index(0), "full slots": make_index(1)},
     "rocketmq-queue": {"entries": lambda size: struct.pack(">qiq", 1, 1, 1) * (size // 20)},
     "rocketmq-batch": {"messages": lambda size: BATCH * (size // len(BATCH))},
+    "rocketmq-store": {
+        "batch": one_batch,
+        "entries": one_record_often,
+        "groups": many_groups,
+        "escapes": lambda size: store_of(b"", ("config/topics.json", b'{"topicConfigTable": "' + b'\\"' * (size // 2))),
+    },
     "rocketmq-config": {kind: partial(lambda text, size: text * (size // len(text)), text) for kind, text in JSON.items()},
     "json-line": {kind: partial(lambda text, size: text * (size // len(text)), text) for kind, text in JSON.items()},
 }

@@ -17,7 +17,7 @@ import attrs
 from fuzzing import corpus, messages
 from fuzzing.mutations import Member
 from msgstore.cli.commands.verify import ScrubState, parse_state
-from msgstore.contract import RESCUED_KEY, Columns, NoOptions, RecordError, SegmentFormat, SegmentScan, StoreError
+from msgstore.contract import RESCUED_KEY, Columns, ConfigError, NoOptions, RecordError, SegmentFormat, SegmentScan, StoreError
 from msgstore.directory import Settings, _settings, parse_settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hints as hint_files
@@ -263,6 +263,9 @@ TARGETS = {
         FuzzTarget("rocketmq-index", 4, messages.indexes, read_index, messages.looked_up, (ValueError,)),
         FuzzTarget("rocketmq-queue", 4, messages.consume_queues, messages.read_small, messages.entered, (ValueError,)),
         FuzzTarget("rocketmq-batch", 4, messages.batches, split, messages.unpacked, (BodyError,)),
+        FuzzTarget(
+            "rocketmq-store", 4, messages.stores, messages.read_store, messages.all_there, (ConfigError,), messages.with_sums
+        ),
         FuzzTarget("rocketmq-config", 4, messages.tables, messages.configured, messages.known),
         FuzzTarget("json-line", 8, messages.lines, partial(parse_line, where=str), messages.encoded, (StoreError,)),
     )
