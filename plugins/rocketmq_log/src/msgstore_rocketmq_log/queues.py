@@ -6,6 +6,7 @@ one message is shown: the commit record; or the half record, as ``half`` or ``ro
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Mapping
 from operator import lt
@@ -21,6 +22,8 @@ from msgstore_rocketmq_log.incarnations import TopicTable
 from msgstore_rocketmq_log.inner_batch import count_inner
 from msgstore_rocketmq_log.log import HALF_TOPIC, OP_TOPIC, OWN_TOPICS, SPECIAL, WHEEL_TOPIC, CommitLog, LogRecord
 
+_OFFSET = re.compile(rb"(?<![^,])[0-9]{1,19}(?![^,])")
+"""A number between commas."""
 _STATES = ("ready", "committed", "orphan", "delayed", "half", "rolled_back", "consumed")
 _READY, _COMMITTED, _ORPHAN, _DELAYED, _HALF, _ROLLED_BACK, _CONSUMED = range(len(_STATES))
 _NO_SEQUENCE = -1
@@ -175,7 +178,7 @@ def _enter(found: Queues, record: LogRecord, config: BrokerConfig, table: TopicT
     topic, transaction = record.topic, record.sys_flag & v1.TRANSACTION
     if topic == OP_TOPIC:
         found.first_op = record.queue_offset if found.first_op is None else found.first_op
-        found.done.update(int(number) for number in record.body.split(b",") if number.isdigit() and len(number) < 20)
+        found.done.update(int(number[0]) for number in _OFFSET.finditer(record.body))
     elif topic == HALF_TOPIC:
         its = record.properties()
         key = _real(its, record)
