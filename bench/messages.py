@@ -17,6 +17,7 @@ import tempfile
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -175,9 +176,9 @@ def measure(directory: Path, size: int, count: int, rounds: int) -> list[Row]:
         ]
     for sink in ("jsonl", "parquet", "store", "kestrel", "rocketmq"):
         origin, ratio = directory / f"kestrel-{size}", None
-        ours = best(lambda: write_all(origin, directory / f"out-{sink}-{size}", sink), 1)  # noqa: B023 - called at once
+        ours = best(partial(write_all, origin, directory / f"out-{sink}-{size}", sink), 1)
         if (writing := LOOPS.get(sink)) is not None:
-            bare = best(lambda: writing(origin / "queue", directory / "loop"), rounds)  # noqa: B023 - called at once
+            bare = best(partial(writing, origin / "queue", directory / "loop"), rounds)
             rows.append(Row(f"kestrel into {sink}: loop", size, bare, count))
             ratio = bare / ours
         rows.append(Row(f"kestrel into {sink}", size, ours, count, ratio))

@@ -42,7 +42,7 @@ class Weekdays:
 
 
 def sample(directory):
-    """What the source of the contract reads."""
+    """Write a file for the contract's example of a source."""
     (directory / "sample.lines").write_bytes(b"one\ntwo\r\n\nfour\n")
     return directory / "sample.lines"
 

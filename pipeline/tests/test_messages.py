@@ -112,10 +112,8 @@ def test_command_converts_on_spark(spark, tmp_path):
     assert [json.loads(line) for line in done.stdout.splitlines()][:-1] == [
         json.loads(line) for line in local.stdout.splitlines()
     ][:-1]
-    key = lambda row: (row["queue"], row["position"])  # noqa: E731
-    assert rows_of_core("parquet", tmp_path / "out.parquet") == sorted(
-        rows_of_core("parquet", tmp_path / "local.parquet"), key=key
-    )
+    expected = rows_of_core("parquet", tmp_path / "local.parquet")
+    assert rows_of_core("parquet", tmp_path / "out.parquet") == sorted(expected, key=key)
     refused = CliRunner().invoke(main, [*arguments[:2], str(tmp_path / "out"), "--sink", "kestrel", "--runner", "spark"])
     assert refused.exit_code == 2
     assert "Use --runner local" in refused.output

@@ -127,7 +127,7 @@ class MemoryDisk(Disk):
         pass
 
     def after_power_loss(self, chance: random.Random) -> Iterator[dict[str, bytes]]:
-        """What is not synced is gone, torn, zeros, or there: file by file, name by name."""
+        """Yield directories as a power loss can leave them: data that was not synced is lost, cut, zeros or kept."""
 
         def torn(inode: Inode) -> tuple[bytes, int]:
             return inode.content[: chance.randint(*sorted((len(inode.durable), len(inode.content))))], 0

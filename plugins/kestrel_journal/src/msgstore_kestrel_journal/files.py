@@ -15,7 +15,7 @@ from msgstore.contract import StoreError
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 LAST_NUMBER = 2**63 - 1
-"""Of a rotated file. Kestrel reads it as a long."""
+"""Largest number in the name of a rotated file: Kestrel reads it as a signed integer of 64 bits."""
 _PACK = "pack"
 TEMPORARY = "~~"
 _END_OF_QUEUE = re.compile(rf"\.|{TEMPORARY}")

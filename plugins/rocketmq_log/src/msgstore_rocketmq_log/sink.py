@@ -167,11 +167,14 @@ class RocketmqSink:
 
     def _record(self, batch: MessageBatch, row: int) -> MadeRecord:
         """Return the record of a message for the end of the log. Raises ValueError if it has none."""
-        places = lambda topic, queue: (self._position, self._queues.get(f"{topic}/{queue}", 0))  # noqa: E731 - needs self
-        made = make_record(batch, row, self._topic(batch.name), places, self._accepts, self._now_ms)
+        made = make_record(batch, row, self._topic(batch.name), self._next_place, self._accepts, self._now_ms)
         if made.incarnation and self._incarnations.setdefault(made.topic, made.incarnation) != made.incarnation:
             raise ValueError(f"the topic {made.topic} has messages of another incarnation here")
         return made
+
+    def _next_place(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Return the offset of the log's end, and the number of the queue's next message."""
+        return self._position, self._queues.get(f"{topic}/{queue_id}", 0)
 
     def _append(self, data: bytes) -> None:
         if self._fd is None:

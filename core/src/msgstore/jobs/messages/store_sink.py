@@ -45,9 +45,9 @@ class StoreSink:
         self._list = open(self._work / "ids", "a+b")  # noqa: SIM115, PTH123 - until close
         self._list.truncate(int(context.token["messages"]) * _ENTRY if context.token else 0)
         self._hashes = dict(self._entries())
-        """Id to the hash of its body, of messages that were written or let pass by ``refused``."""
+        """Id to the hash of its body, for each message that ``refused`` has accepted."""
         self._unwritten: set[bytes] = set()
-        """Those of them that were only let pass."""
+        """Ids that ``refused`` has accepted and ``write`` has not written yet."""
         self._writer = self._next_part()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
