@@ -290,6 +290,29 @@ def test_transactions_before_4_3(tmp_path):
     assert [(row[3], row[5]) for row in found] == [("committed", b"kept"), ("rolled_back", b"gone")]
 
 
+def test_delayed_transactions(tmp_path):
+    """Their commit records wait in the topic of delayed messages. The delivered message names no half record."""
+    log = Writer(tmp_path)
+    halves = {name: half(log, name, name.encode(), DELAY="3") for name in "oabw"}
+    for name in ("a", "b", "w", "w"):  # the last one twice, because of a crash
+        properties = {"UNIQ_KEY": name, "DELAY": "3", "REAL_TOPIC": "T", "REAL_QID": "0"}
+        to = {"properties": properties, "sys_flag": v1.COMMITTED, "prepared_transaction_offset": halves[name]}
+        log.add(v1.SCHEDULE_TOPIC, name.encode(), 2, **to)
+    log.add("RMQ_SYS_TRANS_OP_HALF_TOPIC", b"1,2,3", properties={"TAGS": "d"})
+    for name in "ab":
+        log.add("T", name.encode(), properties={"UNIQ_KEY": name}, sys_flag=v1.COMMITTED)
+    log.save()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/delayOffset.json").write_text('{"offsetTable":{3:2}}')
+    found, _ = read(tmp_path)
+    assert [(row[3], row[5]) for row in found if row[3] not in ("consumed", "orphan")] == [
+        ("committed", b"a"), ("committed", b"b"), ("delayed", b"w"), ("half", b"o"),
+    ]  # fmt: skip
+    assert sorted((row[3], row[5]) for row in found if row[3] in ("consumed", "orphan")) == [
+        ("consumed", b"a"), ("consumed", b"b"), ("orphan", b"w"),
+    ]  # fmt: skip
+
+
 def test_what_a_group_has_consumed(tmp_path):
     log = Writer(tmp_path)
     for number in range(5):

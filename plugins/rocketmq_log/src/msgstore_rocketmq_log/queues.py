@@ -112,6 +112,7 @@ class _Half:
     queue_offset: int
     key: Key
     unique: str
+    """Key that the client gave, or "". Half records of one message share it."""
     done: bool = False
     """An op message says that it was committed, rolled back, or put back."""
 
@@ -127,12 +128,13 @@ class Queues:
     done: set[int] = attrs.field(factory=set)
     """Queue offsets of half messages that op messages name."""
     first_op: int | None = None
-    committed: set[int] = attrs.field(factory=set)
-    """Offsets of the half messages that commit records name, and of prepared records before 4.3."""
+    committed: dict[int, set[str]] = attrs.field(factory=dict)
+    """Offsets of the half and prepared records that commit records name, with the keys of these. A delayed message that was
+    delivered names 0, so only the key tells whether it means the record at 0."""
     ended: set[int] = attrs.field(factory=set)
     """Offsets of the prepared records that rollback records name."""
-    prepared: list[tuple[int, Key]] = attrs.field(factory=list)
-    """Prepared records before 4.3: offset and queue."""
+    prepared: list[tuple[int, Key, str]] = attrs.field(factory=list)
+    """Prepared records before 4.3: offset, queue and unique key."""
 
     def queue(self, key: Key) -> TopicQueue:
         return self.by_name.setdefault(key, TopicQueue())
@@ -182,7 +184,7 @@ def _enter(found: Queues, record: LogRecord, config: BrokerConfig, table: TopicT
     elif topic == HALF_TOPIC:
         its = record.properties()
         key = _real(its, record)
-        found.halves.append(_Half(record.offset, record.queue_offset, key, its.get(p.UNIQ_KEY) or f"@{record.offset}"))
+        found.halves.append(_Half(record.offset, record.queue_offset, key, its.get(p.UNIQ_KEY, "")))
     elif topic in (v1.SCHEDULE_TOPIC, WHEEL_TOPIC):
         its = record.properties()
         level = record.queue_id + 1
@@ -192,20 +194,19 @@ def _enter(found: Queues, record: LogRecord, config: BrokerConfig, table: TopicT
             if topic == v1.SCHEDULE_TOPIC
             else p.whole_number(its.get("TIMER_OUT_MS"))
         )
-        state = _ORPHAN if behind else _CONSUMED if record.queue_offset < delivered else _DELAYED
+        again = transaction == v1.COMMITTED and _commit(found, its, record)
+        state = _ORPHAN if behind or again else _CONSUMED if record.queue_offset < delivered else _DELAYED
         if topic == WHEEL_TOPIC:
             found.queue(_real(its, record)).uncertain.add(record.offset)  # only the timer log knows whether it was delivered
         found.later.setdefault(_real(its, record), []).append((due, record.offset, state))
     elif transaction == v1.PREPARED:
-        found.prepared.append((record.offset, (topic, record.queue_id)))
+        found.prepared.append((record.offset, (topic, record.queue_id), record.properties().get(p.UNIQ_KEY, "")))
     elif transaction == v1.ROLLED_BACK:
         found.ended.add(record.prepared_transaction_offset)
     else:
         state = _ORPHAN if behind else _READY
-        if transaction == v1.COMMITTED:  # after a crash, a transaction may have been committed a second time
-            again = record.prepared_transaction_offset in found.committed
-            found.committed.add(record.prepared_transaction_offset)
-            state = _ORPHAN if behind or again else _COMMITTED
+        if transaction == v1.COMMITTED:
+            state = _ORPHAN if _commit(found, record.properties(), record) or behind else _COMMITTED
         elif table is not None and not table.is_live(topic, record.incarnation, record.offset):
             state = _ORPHAN
         queue = found.queue((topic, record.queue_id))
@@ -218,20 +219,34 @@ def _real(its: Mapping[str, str], record: LogRecord) -> Key:
     return its.get(p.REAL_TOPIC, record.topic), p.whole_number(its.get(p.REAL_QUEUE_ID), record.queue_id, bits=32)
 
 
+def _commit(found: Queues, its: Mapping[str, str], record: LogRecord) -> bool:
+    """Enter a commit record. Return True if the transaction was committed before, as it may be after a crash."""
+    half, key = record.prepared_transaction_offset, its.get(p.UNIQ_KEY, "")
+    keys = found.committed.setdefault(half, set())
+    again = bool(keys) if half else key != "" and key in keys
+    keys.add(key)
+    return again
+
+
+def _is_committed(found: Queues, half: int, key: str) -> bool:
+    keys = found.committed.get(half, set())
+    return bool(keys) if half else not keys.isdisjoint({key, ""})
+
+
 def _end_transactions(found: Queues) -> None:
     """Add one message for each transaction that was not committed."""
     by_key: dict[tuple[Key, str], list[_Half]] = {}
     for half in found.halves:
         half.done = half.queue_offset in found.done
-        by_key.setdefault((half.key, half.unique), []).append(half)
+        by_key.setdefault((half.key, half.unique or f"@{half.offset}"), []).append(half)
     for (key, _), halves in by_key.items():
-        if any(half.offset in found.committed for half in halves):
+        if any(_is_committed(found, half.offset, half.unique) for half in halves):
             continue
         open_halves = [half for half in halves if not half.done]
         last = (open_halves or halves)[-1]
         found.later.setdefault(key, []).append((2**62, last.offset, _HALF if open_halves else _ROLLED_BACK))
         if open_halves and found.first_op is None and found.halves[0].queue_offset > 0:
             found.queue(key).uncertain.add(last.offset)  # its op message may have been deleted with a file
-    for offset, key in found.prepared:
-        if offset not in found.committed:
+    for offset, key, unique in found.prepared:
+        if not _is_committed(found, offset, unique):
             found.later.setdefault(key, []).append((2**62, offset, _ROLLED_BACK if offset in found.ended else _HALF))
