@@ -272,7 +272,7 @@ def json_of(*arguments: object, code: int | None = 0) -> list[dict[str, Any]]:
 
 
 def run_job(job: Any, processes: int = 1) -> Any:
-    """Run a job, such as ``ExportJob``, in local processes. Return its report."""
+    """Run a job, such as ``InventoryJob``, in local processes. Return its report."""
     from msgstore.jobs.local import LocalRunner  # needs pyarrow for some jobs
 
     verb = type(job).__name__.removesuffix("Job").lower()

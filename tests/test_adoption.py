@@ -85,7 +85,7 @@ READING = {
     "top": ["top", None, "--once", "--interval", "100ms"],
     "diff": ["diff", None, None],
     "salvage": ["salvage", None, "to"],
-    "export": ["export", None, "to"],
+    "convert": ["convert", None, "to", "--sink", "jsonl"],
     "migrate": ["migrate", None, "to", "--to", "v2"],
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import zlib
@@ -97,14 +98,13 @@ def test_commands_take_options_of_codec(letters, how, tmp_path):
     json_of("scan", letters, *wrong, code=1)
     json_of("salvage", letters, tmp_path / "rescued", *options)
     json_of("salvage", letters, tmp_path / "nothing", *wrong, code=1)
-    json_of("export", letters, tmp_path / "files", *options)
-    columns = ["id", "payload"]
-    json_of("export", letters, tmp_path / "payloads", *options, "--columns", ",".join(columns))
-    json_of("export", letters, tmp_path / "stored", "--columns", "id,body")
-    json_of("import", tmp_path / "stored", tmp_path / "again", *options)
-    assert (
-        "is not valid for the codec 'aes-gcm'" in command("import", tmp_path / "stored", tmp_path / "no", *wrong, code=2).stderr
-    )
+    body = json.dumps({"use": "aes-gcm", "key": {"file": str(tmp_path / "key")}})
+    rows = json_of("messages", letters, "--source-option", f"body={body}")
+    assert [base64.b64decode(row["body"]) for row in rows if "body" in row] == [b"secret"]
+    rows = json_of("messages", letters, "--source-option", f"body={wrong[1]}", code=1)
+    assert [row["messages"] for row in rows if row.get("kind") == "damage"] == [1]
+    command("convert", letters, tmp_path / "files.parquet", "--source-option", f"body={body}")
+    command("convert", tmp_path / "files.parquet", tmp_path / "again", "--sink", "store", "--sink-option", f"body={body}")
     command("migrate", "letters", tmp_path / "migrated", "--to", "v2", "--config", tmp_path / "msgstore.toml")
     for copy in ("rescued", "again", "migrated"):
         body = {"use": "aes-gcm", "key": KEY}

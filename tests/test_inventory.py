@@ -274,7 +274,7 @@ VHOSTS = DATA / "rabbitmq-3.10" / "clean" / "msg_stores" / "vhosts"
 VHOST = VHOSTS / "14049IPWY5WMKYX4P32YLNPMV"
 VERBS: dict[str, Callable[[Path, Path], list[object]]] = {
     **{verb: lambda path, _, verb=verb: [verb, path] for verb in ("scan", "map", "verify", "scrub", "inventory")},
-    **{verb: lambda path, room, verb=verb: [verb, path, room / "to"] for verb in ("salvage", "export")},
+    "salvage": lambda path, room: ["salvage", path, room / "to"],
     "migrate": lambda path, room: ["migrate", path, room / "to", "--to", "v2"],
     "reconcile": lambda path, room: ["reconcile", path, "--deltas", counts_file(room / "d.csv", [(bytes(16), 0)])],
     "diff": lambda path, _: ["diff", path, path],

@@ -210,7 +210,7 @@ def test_misuse_is_a_clear_error(arguments, told, tmp_path, monkeypatch):
     [
         ("{", "Expecting property name"),
         ("[]", "not an object"),
-        ("{}", "no 'system'"),
+        ("{}", "no 'body'"),
         ('{"system":"s","body":"x"}', "not base64"),
         ('{"system":"s","body":"eA==","sise":1}', "no member of a message"),
         ('{"system":"s","body":"eA==","state":"odd"}', "no state 'odd'"),

@@ -334,8 +334,8 @@ def test_formats_claiming_same_files_are_refused(machine, claimed, files):
 @pytest.mark.parametrize(
     "verb",
     [
-        "scan DIR --record checksum=4 --body erlang", "salvage DIR TO", "export DIR TO --processes 2", "import ROWS TO",
-        "diff DIR DIR", "migrate DIR TO --to v2",
+        "scan DIR --record checksum=4 --body erlang", "salvage DIR TO",
+        "diff DIR DIR", "migrate DIR TO --to v2", "messages DIR", "convert DIR TO --sink jsonl",
     ],
 )  # fmt: skip
 def test_verb_omits_plugins_that_its_configuration_disables(machine, verb, monkeypatch):

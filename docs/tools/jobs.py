@@ -38,8 +38,7 @@ CALLED = {
     "inventory": ("plan_inventory",),
     "reconcile": ("plan_reconcile",),
     "diff": ("plan_diff",),
-    "export": ("plan_export",),
-    "importing": ("plan_import",),
+    "messages.conversion_plan": ("plan_convert",),
     "runner": ("choose_runner", "make_runner", "JobRunner"),
 }
 """Names for programs that run a job, by module of ``msgstore.jobs``."""

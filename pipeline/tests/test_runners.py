@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import attrs
-import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
 
@@ -19,7 +18,6 @@ from msgstore.cli.main import main
 from msgstore.contract import ConfigError, PluginError
 from msgstore.jobs.counts import read_counts
 from msgstore.jobs.diff import plan_diff
-from msgstore.jobs.export import plan_export
 from msgstore.jobs.inventory import plan_inventory
 from msgstore.jobs.reconcile import WRITTEN, plan_reconcile
 from msgstore.jobs.runner import make_runner
@@ -220,20 +218,6 @@ def test_diff_is_the_same(spark, tmp_path):
     assert there.same > 1000
     assert there.ids["only_a"]
     assert run("spark", "diff", plan_diff(CATALOGUE, other, BROKER)).ids["only_b"] == there.ids["only_a"]
-
-
-@pytest.mark.parametrize("options", [{}, {"partition_by": ["format", "type"], "columns": ["id", "body"]}, {"body": "erlang"}])
-def test_export_is_the_same(spark, tmp_path, own, options):
-    found = {}
-    for name in BOTH:
-        report = run(name, "export", plan_export(CATALOGUE, [DATA, own], tmp_path / name, **options))
-        said = [report.as_json() | {"destination": ""}, [one.as_json() for one in report.inputs], report.damage]
-        table = ds.dataset(tmp_path / name, partitioning="hive").to_table()
-        files = {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).rglob("*.parquet")}
-        found[name] = (said, table.schema, files)
-    assert found["spark"] == found["local"]
-    assert len(found["spark"][2]) > 5
-    assert spark.read.parquet(str(tmp_path / "spark")).count() == found["spark"][0][0]["rows"] == table.num_rows
 
 
 def test_failed_job_leaves_nothing(spark, tmp_path):

@@ -14,8 +14,6 @@ from pyspark.sql.utils import is_remote
 
 from msgstore.contract import ConfigError
 from msgstore.jobs.diff import DiffJob, DiffReport
-from msgstore.jobs.export import ExportJob, ExportReport, export
-from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.inventory import InventoryJob, InventoryReport
 from msgstore.jobs.messages.conversion_plan import ConvertJob
@@ -63,14 +61,6 @@ class SparkRunner(JobRunner):
     def diff(self, job: DiffJob, progress: ProgressCallback | None = None) -> DiffReport:
         with self._checked_session(progress, job.found_a.inputs, job.found_b.inputs) as spark:
             return diff(spark, job)
-
-    def export(self, job: ExportJob, progress: ProgressCallback | None = None) -> ExportReport:
-        with self._checked_session(progress, job.found.inputs) as spark:
-            return export(job, partial(run_tasks, spark), ProgressMeter(job.size))
-
-    def import_messages(self, job: ImportJob, progress: ProgressCallback | None = None) -> ImportReport:
-        with self._checked_session(progress, job.splits) as spark:
-            return import_messages(job, partial(run_tasks, spark), ProgressMeter(job.size))
 
     def convert(
         self, job: ConvertJob, progress: ProgressCallback | None = None, on_refused: Refused | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import attrs
 from attrs.validators import ge, optional
 
+from msgstore.config import Backend
 from msgstore.contract import (
     BodyCodecDescriptor,
     Capability,
@@ -58,14 +60,41 @@ class LocalOptions:
 
 
 @attrs.frozen
+class StoreSourceOptions:
+    """Options of the source ``store``."""
+
+    body: Backend | None = None
+    """Codec that reads the bodies. Its fields become properties, and its payload the body. None: the codec that the directory
+    remembers."""
+
+
+@attrs.frozen
 class StoreSinkOptions:
     """Options of the sink ``store``: backends of the new store."""
 
     index: str = "ets"
     format: str = "v2"
     record: str = "message"
-    body: str = "raw"
-    """Codec that encodes the bodies: its name, or a JSON object with ``use`` and its options."""
+    body: Backend = Backend("raw")
+    """Codec that encodes the bodies."""
+    records: Mapping[str, int] = attrs.field(factory=dict)
+    """Type bytes of record types that no format assigns."""
+
+
+@attrs.frozen
+class JsonLinesOptions:
+    """Options of the source ``jsonl``."""
+
+    ignore_others: bool = False
+    """Omit members that a message does not have. They are damage otherwise."""
+
+
+@attrs.frozen
+class ParquetSinkOptions:
+    """Options of the sink ``parquet``."""
+
+    columns: str | None = None
+    """Columns of the files, with commas between them. None: all. Without ``body``, no source reads the files."""
 
 
 @hookimpl
@@ -137,6 +166,7 @@ def msgstore_sources() -> list[SourceDescriptor]:
             name="store",
             contract=(1, 0),
             factory="msgstore.jobs.messages.store_source:StoreSource",
+            options=StoreSourceOptions,
             detect="msgstore.jobs.messages.store_source:detect",
             sample="msgstore.jobs.messages.store_source:sample",
             capabilities=[Capability.RANDOM_ACCESS, Capability.REFLOW],
@@ -146,6 +176,7 @@ def msgstore_sources() -> list[SourceDescriptor]:
             name="jsonl",
             contract=(1, 0),
             factory="msgstore.jobs.messages.json_lines:JsonLinesSource",
+            options=JsonLinesOptions,
             detect="msgstore.jobs.messages.json_lines:detect",
             sample="msgstore.jobs.messages.json_lines:sample",
             capabilities=[Capability.RANDOM_ACCESS],
@@ -185,6 +216,7 @@ def msgstore_sinks() -> list[SinkDescriptor]:
             name="parquet",
             contract=(1, 0),
             factory="msgstore.jobs.messages.parquet:ParquetSink",
+            options=ParquetSinkOptions,
             endings=(".parquet",),
             capabilities=[Capability.JOINS],
             summary="a directory of Parquet files",

@@ -16,8 +16,7 @@ from click.exceptions import Exit
 
 import msgstore
 from msgstore.cli.commands.compact import compact, migrate
-from msgstore.cli.commands.convert import convert_
-from msgstore.cli.commands.copies import export, import_, salvage
+from msgstore.cli.commands.convert import convert_, export, import_
 from msgstore.cli.commands.demo import demo
 from msgstore.cli.commands.info import info, top
 from msgstore.cli.commands.map import map_
@@ -25,6 +24,7 @@ from msgstore.cli.commands.message_lists import detect, messages, queues
 from msgstore.cli.commands.messages import get, ls, put, rm
 from msgstore.cli.commands.new_plugin import new_plugin
 from msgstore.cli.commands.plugins import config, load_command, plugins
+from msgstore.cli.commands.salvage import salvage
 from msgstore.cli.commands.scan import diff, inventory, reconcile, scan
 from msgstore.cli.commands.verify import scrub, verify
 from msgstore.cli.output import note, visible
@@ -39,7 +39,6 @@ BROKEN_PIPE = 141
 
 _PRINTS_DAMAGE = {
     "demo",
-    "export",
     "info",
     "salvage",
     "map",
@@ -187,8 +186,8 @@ def main(ctx: click.Context) -> None:
     ctx.call_on_close(lambda: logging.getLogger("msgstore").removeHandler(handler))
 
 
-_MESSAGES = (detect, queues, messages, convert_)
+_MESSAGES = (detect, queues, messages, convert_, export, import_)
 _INSPECT = (scan, map_, info, verify, scrub, top, reconcile, inventory, diff)
-_CHANGE = (ls, get, put, rm, compact, migrate, salvage, export, import_)
+_CHANGE = (ls, get, put, rm, compact, migrate, salvage)
 for command in (*_MESSAGES, *_INSPECT, *_CHANGE, plugins, new_plugin, config, demo):
     main.add_command(command)

@@ -16,7 +16,7 @@ from msgstore.jobs.messages.rows import damage_as_json
 from msgstore.jobs.messages.selection import Selection, select
 from msgstore.jobs.messages.sources import SourceSpec, parse_options, source_spec
 from msgstore.jobs.reports import SpanReport
-from msgstore.plugins.catalogue import load_catalogue
+from msgstore.jobs.workers import worker_catalogue
 
 MAX_REASONS = 10
 
@@ -29,6 +29,8 @@ class SourceOptions:
     source_options: tuple[str, ...] = ()
     max_age: str | None = None
     group: str | None = None
+    config_file: Path | None = None
+    """Has done its work when it was parsed: the plugins that it disables are omitted."""
 
     def backend(self) -> Backend | None:
         """Return the source, or None if it is to be detected. With options alone, it has no name."""
@@ -37,7 +39,7 @@ class SourceOptions:
         return Backend(self.source or "", given, base=Path()) if self.source or given else None
 
     def spec(self, path: Path, *, raw: bool = False, accepts: tuple[str, ...] = ()) -> SourceSpec:
-        return source_spec(load_catalogue(), path, self.backend(), raw=raw, accepts=accepts or None)
+        return source_spec(worker_catalogue(), path, self.backend(), raw=raw, accepts=accepts or None)
 
 
 @attrs.frozen
@@ -55,6 +57,7 @@ class SelectionOptions:
         return select(**attrs.asdict(self))
 
 
+configured = options.configuration("Omit the plugins that FILE disables.")
 from_source = options.bundle(
     "source",
     SourceOptions,
@@ -68,6 +71,7 @@ from_source = options.bundle(
     ),
     max_age=click.option("--max-age", metavar="TIME", help="Kestrel: the queue's maxAge, by which messages expire."),
     group=click.option("--group", metavar="NAME", help="RocketMQ: what this consumer group has consumed is 'consumed'."),
+    config_file=configured,
 )
 selected = options.bundle(
     "selection",

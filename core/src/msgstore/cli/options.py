@@ -47,7 +47,7 @@ def _disable(context: click.Context, _: click.Parameter, given: Path | None) -> 
     return given
 
 
-def _configuration(text: str) -> Decorator[Any]:
+def configuration(text: str) -> Decorator[Any]:
     """Return the option ``--config``. Eager, because other options look for plugins, and the file disables some."""
     return file("--config", "config_file", help=text, is_eager=True, callback=_disable)
 
@@ -89,16 +89,8 @@ def body(text: str) -> Decorator[Any]:
     """Return a decorator that adds ``--body`` and ``--config``. The command gets them as ``body``."""
     as_object = 'With options, a JSON object: {"use": "NAME", "OPTION": ...}.'
     codec = click.option("--body", metavar="NAME", help=f"{text} {as_object}")
-    configured = _configuration("Omit what FILE disables. Take the options of the codec from a store in FILE that has it.")
+    configured = configuration("Omit what FILE disables. Take the options of the codec from a store in FILE that has it.")
     return bundle("body", BodyOptions, body=codec, config_file=configured)
-
-
-def names(option: str, text: str) -> Decorator[Any]:
-    """Return an option with names that are separated by commas."""
-    return click.option(
-        option, default="", metavar="NAME,...", help=text,
-        callback=lambda _, __, given: [name.strip() for name in given.split(",") if name.strip()],
-    )  # fmt: skip
 
 
 def bundle(name: str, make: Callable[..., object], **parts: Decorator[Any]) -> Decorator[Any]:
@@ -323,7 +315,7 @@ class StoreArgument:
 
 _parts = {
     "store": click.argument("store", metavar="STORE"),
-    "config_file": _configuration("Configuration in which STORE is a name."),
+    "config_file": configuration("Configuration in which STORE is a name."),
 }
 watched = bundle("store", StoreArgument, **_parts)
 """Adds STORE and ``--config``. The command gets them as ``store``."""

@@ -16,8 +16,6 @@ import attrs
 from msgstore.config import structure
 from msgstore.contract import ConfigError
 from msgstore.jobs.diff import DiffJob, DiffReport, diff
-from msgstore.jobs.export import ExportJob, ExportReport, export
-from msgstore.jobs.importing import ImportJob, ImportReport, import_messages
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, inventory
 from msgstore.jobs.messages.conversion_plan import ConvertJob
 from msgstore.jobs.messages.conversion_report import ConvertReport
@@ -60,16 +58,6 @@ class JobRunner:
         """Compare the messages of two stores by id and a hash of the body."""
         with self.run(max((group_into_tasks(found.inputs) for found in (job.found_a, job.found_b)), key=len)) as run:
             return diff(job, run, ProgressMeter(job.size, progress))
-
-    def export(self, job: ExportJob, progress: ProgressCallback | None = None) -> ExportReport:
-        """Write records as Parquet."""
-        with self.run(job.tasks()) as run:
-            return export(job, run, ProgressMeter(job.size, progress))
-
-    def import_messages(self, job: ImportJob, progress: ProgressCallback | None = None) -> ImportReport:
-        """Make a new store of rows of Parquet or lines of JSON."""
-        with self.run(job.splits) as run:
-            return import_messages(job, run, ProgressMeter(job.size, progress))
 
     def convert(
         self, job: ConvertJob, progress: ProgressCallback | None = None, on_refused: Refused | None = None

@@ -261,7 +261,12 @@ def fields_as_json(bound: BoundRecord, values: Values | None) -> dict[str, Any] 
     if values is None:
         return None
     pairs = zip(bound.fields, values, strict=True)
-    return {field.name: None if value is None else _AS_JSON[field.kind](value) for field, value in pairs}
+    return {field.name: field_as_json(field, value) for field, value in pairs}
+
+
+def field_as_json(field: RecordField, value: Any) -> Any:
+    """Return the value of one field as :func:`fields_as_json` does."""
+    return None if value is None else _AS_JSON[field.kind](value)
 
 
 def _time(nanoseconds: int) -> str:

@@ -11,7 +11,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.commands.copies import run_salvage
+from msgstore.cli.commands.salvage import run_salvage
 from msgstore.cli.commands.scan import span_reports
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, StoreError

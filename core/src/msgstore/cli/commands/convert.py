@@ -24,7 +24,14 @@ from msgstore.contract import QueueInfo
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.conversion_report import ConvertReport
 from msgstore.jobs.messages.sources import parse_options
-from msgstore.plugins.catalogue import load_catalogue
+from msgstore.jobs.workers import worker_catalogue
+
+to_runner = options.bundle(
+    "runner",
+    options.RunnerOptions,
+    runner=click.option("--runner", default="local", metavar="NAME", show_default=True, help="local or spark."),
+    master=options.master,
+)
 
 
 @click.command("convert")
@@ -43,12 +50,7 @@ from msgstore.plugins.catalogue import load_catalogue
 @options.file("--journal", help="Journal of a conversion into a URL. Default: msgstore-convert.jsonl here.")
 @click.option("--restart", is_flag=True, help="Begin anew instead of continuing an interrupted conversion.")
 @click.option("--dry-run", is_flag=True, help="Read and check everything, and write nothing.")
-@options.bundle(
-    "runner",
-    options.RunnerOptions,
-    runner=click.option("--runner", default="local", metavar="NAME", show_default=True, help="local or spark."),
-    master=options.master,
-)
+@to_runner
 @options.as_json
 def convert_(
     path: Path,
@@ -77,20 +79,25 @@ def convert_(
       msgstore convert messages.jsonl journals --sink kestrel --rename a/b=a_b
       msgstore convert store messages.parquet --runner spark --master 'local[4]'
     """
-    catalogue = load_catalogue()
     given = parse_options(sink_options, "--sink-option")
-    job = plan_convert(
-        catalogue,
-        path,
-        destination,
-        selection.selection(),
-        source=source.backend(),
-        sink=Backend(sink or "", given, base=Path()) if sink or given else None,
-        rename=dict(_renamed(pair) for pair in rename),
-        accepts=accepts or None,
-        dry_run=dry_run,
-        **choices,
-    )
+    backend = Backend(sink or "", given, base=Path()) if sink or given else None
+    names = dict(_renamed(pair) for pair in rename)
+    choices |= {"source": source.backend(), "sink": backend, "rename": names, "accepts": accepts or None}
+    _convert(path, destination, selection, runner, out, dry_run=dry_run, **choices)
+
+
+def _convert(
+    path: Path,
+    destination: str,
+    selection: SelectionOptions,
+    runner: options.RunnerOptions,
+    out: output.Output,
+    *,
+    dry_run: bool = False,
+    **choices: Any,
+) -> None:
+    catalogue = worker_catalogue()
+    job = plan_convert(catalogue, path, destination, selection.selection(), dry_run=dry_run, **choices)
 
     def refused(info: QueueInfo, position: int, reason: str) -> None:
         out.emit({"kind": "refused", "queue": str(info.name), "position": position, "reason": reason})
@@ -105,6 +112,52 @@ def convert_(
     _show_report(out, report, f"{path} to {destination}", dry_run=dry_run)
     refusals = report.total("refused")
     finish(out, path, report.damage, report.not_read, others=report.others, refused=refusals, summary=report.as_json())
+
+
+@click.command("export", deprecated="Use convert --sink parquet.")
+@source_path
+@click.argument("destination", metavar="DEST")
+@click.option("--columns", metavar="NAME,...", help="Columns of the files, instead of all.")
+@click.option("--body", metavar="NAME", help="Codec that reads the bodies: its name, or a JSON object with its options.")
+@to_runner
+@options.as_json
+def export(
+    path: Path,
+    destination: str,
+    columns: str | None,
+    body: str | None,
+    runner: options.RunnerOptions,
+    out: output.Output,
+) -> None:
+    """Copy the messages of the store SRC to Parquet files in DEST."""
+    source, sink = _backend("store", body=body), _backend("parquet", columns=columns)
+    _convert(path, destination, SelectionOptions(), runner, out, source=source, sink=sink)
+
+
+@click.command("import", deprecated="Use convert --sink store.")
+@source_path
+@click.argument("destination", metavar="DEST")
+@options.named("--index", "ets", "Index of the new store.")
+@options.named("--format", "v2", "Format of the new store.")
+@options.named("--record", "message", "Record type of the new store.")
+@options.bindings("--bind", "The type byte of a record type.")
+@click.option("--body", default="raw", metavar="NAME", help="Codec of the new store: its name, or a JSON object.")
+@to_runner
+@options.as_json
+def import_(
+    path: Path,
+    destination: str,
+    runner: options.RunnerOptions,
+    out: output.Output,
+    **sink_options: Any,
+) -> None:
+    """Copy the messages in Parquet or JSON Lines to a new store at DEST."""
+    _convert(path, destination, SelectionOptions(), runner, out, sink=_backend("store", **sink_options))
+
+
+def _backend(name: str, **given: Any) -> Backend:
+    """Return a backend with the options that are given."""
+    return Backend(name, {option: value for option, value in given.items() if value}, base=Path())
 
 
 def _renamed(pair: str) -> tuple[str, str]:

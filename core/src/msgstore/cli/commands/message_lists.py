@@ -29,7 +29,7 @@ from msgstore.jobs.detection import not_recognised
 from msgstore.jobs.messages.listing import CountedQueue, count_queues, list_messages, size_of
 from msgstore.jobs.messages.rows import queue_as_json, rows_of
 from msgstore.jobs.tasks import ProgressMeter
-from msgstore.plugins.catalogue import load_catalogue
+from msgstore.jobs.workers import worker_catalogue
 
 View = Literal["table", "text", "hex", "json"]
 _PREVIEW = 60
@@ -52,7 +52,7 @@ def detect(path: Path, out: output.Output) -> None:
     """
     found = [
         {"kind": "candidate", "source": name, "likelihood": one.likelihood, "evidence": one.evidence}
-        for name, one in find_sources(load_catalogue(), path)
+        for name, one in find_sources(worker_catalogue(), path)
     ]
     out.emit(*found)
     if found:
@@ -60,7 +60,7 @@ def detect(path: Path, out: output.Output) -> None:
         out.print()
         out.print(f"next: msgstore queues {path}", "dim")
     else:
-        out.print(not_recognised(load_catalogue(), path), "yellow")
+        out.print(not_recognised(worker_catalogue(), path), "yellow")
         click.get_current_context().exit(1)
 
 

@@ -88,7 +88,8 @@ def admit(
         raise StoreMismatch(
             f"{config.path}: its bodies are stored by the codec {remembered.body!r}, and the configuration names "
             f'{config.body.name!r}; a directory has one codec. Write body = "{remembered.body}", or leave it out; to change '
-            f"the codec, make a fresh store with 'msgstore export' and 'msgstore import'."
+            f"the codec, make a fresh store: msgstore convert {config.path} NEW --sink store "
+            f"--sink-option body={config.body.name}"
         )
     return config
 

@@ -296,14 +296,13 @@ class Reader:
             if location is None:
                 raise MessageNotFound([msg_id], str(self._directory))
             number, offset, size = unpack_location(location)
-            path = self._directory / str(number)
+            segment = None
             try:
                 segment, data = self._fetch(number, offset, size)
-                path = segment.path
                 if len(data) != size:
                     raise RecordError("size_mismatch", f"the file ends {size - len(data)} bytes before the record does")
-                found = WholeRecord(path, offset, segment.form, data, segment.form.format.decode(msg_id, data))
-                problem = None
+                form = segment.form
+                found, problem = WholeRecord(segment.path, offset, form, data, form.format.decode(msg_id, data)), None
             except (RecordError, OSError) as error:
                 problem = error
             except StoreError:
@@ -316,6 +315,7 @@ class Reader:
                 return found
             if self.is_final or retries == (_MAX_RETRIES if isinstance(problem, FileNotFoundError) else 1):
                 self._check_unchanged()
+                path = segment.path if segment else self._directory / str(number)
                 if isinstance(problem, RecordError):
                     raise self._corrupt(msg_id, path, offset, problem)
                 if isinstance(problem, FileNotFoundError) and not self.is_final:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from msgstore.contract import MessageBatch, StoreError
+from msgstore.contract import ConfigError, MessageBatch, StoreError
 from msgstore.contract.messages import CERTAIN
-from msgstore.jobs.messages.rows import checked_row, encode, parse_json, printable_name
+from msgstore.jobs.messages.rows import checked_row, checked_values, encode, parse_json, printable_name
 
 ORIGIN = pa.struct([pa.field("file", pa.string()), pa.field("offset", pa.int64()), pa.field("size", pa.int64())])
 MESSAGES = pa.schema([
@@ -27,14 +27,31 @@ MESSAGES = pa.schema([
 """``properties`` and ``headers`` are JSON text: their values have no common type."""
 
 
+def chosen(names: str | None) -> pa.Schema:
+    """Return the schema of the columns that are named, with commas between them; None: all. Raises ConfigError."""
+    if names is None:
+        return MESSAGES
+    for name in (wanted := names.split(",")):
+        if name not in MESSAGES.names:
+            raise ConfigError(f"columns: there is no column {name!r}; there are: {', '.join(MESSAGES.names)}")
+    return pa.schema([MESSAGES.field(name) for name in dict.fromkeys(wanted)])
+
+
 def _objects(column: Sequence[Any] | None) -> list[str | None] | None:
     return None if column is None else [None if value is None else encode(value) for value in column]
+
+
+def _origins(batch: MessageBatch) -> pa.StructArray:
+    printable = {file: printable_name(file) for file in set(batch.files)}
+    columns = [printable[file] for file in batch.files], batch.offsets, batch.sizes
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, ORIGIN, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=list(ORIGIN))
 
 
 def record_batch(batch: MessageBatch, names: Sequence[str] = MESSAGES.names) -> pa.RecordBatch:
     """Return the columns ``names`` of a batch. A column that is not asked for is not made."""
     count = len(batch)
-    makers: dict[str, Callable[[], Sequence[Any] | None]] = {
+    makers: dict[str, Callable[[], Sequence[Any] | pa.Array | None]] = {
         "system": lambda: [batch.name.system] * count,
         "vhost": lambda: [batch.name.vhost and printable_name(batch.name.vhost)] * count,
         "queue": lambda: [batch.name.queue and printable_name(batch.name.queue)] * count,
@@ -56,31 +73,26 @@ def record_batch(batch: MessageBatch, names: Sequence[str] = MESSAGES.names) -> 
         "state": lambda: batch.states,
         "certainty": lambda: batch.certainties or [CERTAIN] * count,
         "verified": lambda: batch.verified,
-        "origin": lambda: [
-            {"file": printable_name(file), "offset": offset, "size": size}
-            for file, offset, size in zip(batch.files, batch.offsets, batch.sizes, strict=True)
-        ],
+        "origin": lambda: _origins(batch),
     }
     schema = pa.schema([MESSAGES.field(name) for name in names])
     arrays = []
     for field in schema:
         values = makers[field.name]()
-        arrays.append(pa.nulls(count, field.type) if values is None else pa.array(values, field.type))
+        is_array = isinstance(values, pa.Array)
+        arrays.append(pa.nulls(count, field.type) if values is None else values if is_array else pa.array(values, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def check_columns(path: Path, schema: pa.Schema) -> None:
     """Check the columns of a Parquet file by their names and types. Raises StoreError."""
-    for needed in ("system", "body"):
-        if needed not in schema.names:
-            raise StoreError(
-                f"{path}: there must be a column {needed!r}; the columns are: {', '.join(schema.names)}. "
-                f"'msgstore import' reads files with id and body only."
-            )
+    if "body" not in schema.names:
+        raise StoreError(f"{path}: there must be a column 'body'; the columns are: {', '.join(schema.names)}")
     for field in schema:
         if field.name in MESSAGES.names and schema.names.count(field.name) > 1:
             raise StoreError(f"{path}: there are several columns {field.name!r}. Rename all but one.")
-        if field.name in MESSAGES.names and not _fits(field.type, (wanted := MESSAGES.field(field.name).type)):
+        is_id = field.name == "id" and _fits(field.type, pa.binary())
+        if field.name in MESSAGES.names and not is_id and not _fits(field.type, (wanted := MESSAGES.field(field.name).type)):
             told = "Cast it, or give it another name: other columns are not read."
             raise StoreError(f"{path}: the column {field.name!r} has the type {field.type}, and must have {wanted}. {told}")
 
@@ -115,6 +127,12 @@ def to_rows(table: pa.Table) -> list[dict[str, Any] | str]:
         return [str(error)] if not half else to_rows(table.slice(0, half)) + to_rows(table.slice(half))
 
 
+def _has_right_types(row: dict[str, Any]) -> bool:
+    """Return True for a row with the types of ``MESSAGES`` if the values are right that these types leave open."""
+    texts = (row.get("properties"), row.get("headers"))
+    return row["body"] is not None and row.get("system", "") is not None and all(isinstance(one, dict | None) for one in texts)
+
+
 def checked_rows(table: pa.Table, numbers: Sequence[int], file: str) -> Iterator[dict[str, Any] | str]:
     """Yield rows of a Parquet file as the objects that :func:`msgstore.jobs.messages.rows.batch_of` takes, and instead of one
     that is no message the reason.
@@ -122,6 +140,7 @@ def checked_rows(table: pa.Table, numbers: Sequence[int], file: str) -> Iterator
     ``numbers``: of the rows in the file. A message without an origin gets the file and the number of its row, so that
     two equal messages are different ones.
     """
+    is_typed = all(field.type == MESSAGES.field(field.name).type for field in table.schema)
     for number, row in zip(numbers, to_rows(table), strict=True):
         try:
             if isinstance(row, str):
@@ -129,7 +148,9 @@ def checked_rows(table: pa.Table, numbers: Sequence[int], file: str) -> Iterator
             for member in ("properties", "headers"):
                 if row.get(member) is not None:
                     row[member] = parse_json(row[member])
-            found = checked_row(row)
+            if isinstance(row.get("id"), bytes):
+                row["id"] = row["id"].hex()
+            found = checked_values(row) if is_typed and _has_right_types(row) else checked_row(row)
             if found.get("origin") is None:
                 found["origin"] = {"file": printable_name(file), "offset": number, "size": 1}
             yield found

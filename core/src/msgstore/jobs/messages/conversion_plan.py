@@ -12,6 +12,7 @@ import attrs
 from msgstore.config import Backend, structure
 from msgstore.contract import ConfigError, QueueInfo, QueueName, SinkDescriptor
 from msgstore.jobs.messages.conversion import CONTENT
+from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.messages.selection import Selection
 from msgstore.jobs.messages.sources import SourceSpec, nearest, source_spec
 from msgstore.plugins.catalogue import Catalogue
@@ -39,15 +40,20 @@ class ConvertJob:
     def about(self) -> dict[str, Any]:
         """Return what must be the same when the conversion continues."""
         return {
-            "source": [self.source.source.name, self.source.source.options, str(Path(self.source.path).resolve())],
+            "source": [self.source.source.name, _digest(self.source.source), str(Path(self.source.path).resolve())],
             CONTENT: _fingerprint(Path(self.source.path)),
-            "sink": [self.sink.name, self.sink.options],
+            "sink": [self.sink.name, _digest(self.sink)],
             "destination": self.destination,
             "selection": attrs.asdict(self.selection),
             "--rename": dict(self.rename),
             "--raw": self.source.raw,
             "--accepts": self.source.accepts,
         }
+
+
+def _digest(backend: Backend) -> str:
+    """Return a hash of the options: these may have secrets, and a journal is a file."""
+    return hashlib.sha256(encode(backend.options).encode()).hexdigest()
 
 
 def _fingerprint(path: Path) -> str:
@@ -93,7 +99,10 @@ def plan_convert(
     journal: Path | None = None,
     **choices: Any,
 ) -> ConvertJob:
-    """Check names, options and paths. Reads little, writes nothing. Raises ConfigError, PluginError, StoreError."""
+    """Check names, options and paths. Reads little, writes nothing. ``choices``: other members of :class:`ConvertJob`.
+
+    Raises ConfigError, PluginError, StoreError.
+    """
     chosen = choose_sink(catalogue, destination, sink)
     descriptor = catalogue.sink(chosen.name)
     options = structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base)

@@ -79,7 +79,7 @@ class JsonLinesSource:
         held, begin = 0, first
         for at in range(first, len(queue.begins) if stop is None else min(stop, len(queue.begins))):
             line = bytes(self._content(queue.files[at])[queue.begins[at] : queue.ends[at]])
-            row = parse_line(line, lambda: str(self._context.path))  # it was parsed before
+            row = self._parsed(line)  # without an error: it was parsed before
             row.setdefault("origin", {"file": self._names[queue.files[at]], "offset": queue.begins[at], "size": len(line)})
             rows.append(row)
             held += len(line)
@@ -98,6 +98,9 @@ class JsonLinesSource:
 
     def close(self) -> None:
         self._queues = None
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        return parse_line(line, lambda: "", ignore_others=self._context.options.ignore_others)
 
     def _content(self, number: int) -> Buffer:
         if self._current[0] != number:
@@ -119,7 +122,7 @@ class JsonLinesSource:
         if not line.strip():
             return
         try:
-            name = queue_of(parse_line(line, lambda: ""))
+            name = queue_of(self._parsed(line))
         except MsgStoreError as error:
             self._damage.append(
                 SourceDamage(file=file, offset=begin, size=end - begin, reason=str(error).lstrip(": "), messages=1)

@@ -165,7 +165,8 @@ class ParquetSource:
                 wanted, first = [one for one in _NAME if one in file.schema_arrow.names], 0
                 for number in range(file.num_row_groups):
                     self._groups.append((path, number, first))
-                    rows = to_rows(file.read_row_group(number, columns=wanted))
+                    count = file.metadata.row_group(number).num_rows
+                    rows = to_rows(file.read_row_group(number, columns=wanted)) if wanted else [{}] * count
                     self._enter(self._name(path), first, rows)
                     first += len(rows)
         except ConfigError as error:
@@ -242,6 +243,9 @@ class ParquetSink:
 
     def __init__(self, context: SinkContext) -> None:
         check_pyarrow(f"{context.target}: Parquet is written")
+        from msgstore.jobs.messages.columns import chosen
+
+        self._schema = chosen(context.options.columns)
         self._directory = Path(context.destination)
         self._files = int(context.token["files"]) if context.token else 0
         self._waiting: list[pa.RecordBatch] = []
@@ -256,7 +260,7 @@ class ParquetSink:
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         from msgstore.jobs.messages.columns import record_batch
 
-        self._waiting.append(record_batch(batch))
+        self._waiting.append(record_batch(batch, self._schema.names))
         return ()
 
     def join(self, parts: Sequence[str]) -> None:
@@ -281,9 +285,7 @@ class ParquetSink:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from msgstore.jobs.messages.columns import MESSAGES
-
         content = pa.BufferOutputStream()  # in memory: if the disk is full, pyarrow does not try again
-        pq.write_table(pa.Table.from_batches(batches, MESSAGES), content, compression="zstd")
+        pq.write_table(pa.Table.from_batches(batches, self._schema), content, compression="zstd")
         Files().write_file(self._directory / f"part-{self._files:05}{ENDING}", [content.getvalue()], sync=True)
         self._files += 1

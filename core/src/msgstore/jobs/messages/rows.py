@@ -123,8 +123,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "raw_properties": _BYTES, "timestamp_ms": _WHOLE, "expiry_ms": _WHOLE, "state": _STRING, "certainty": _STRING,
     "verified": (bool, type(None)), "origin": (dict, type(None)),
 }  # fmt: skip
-"""Member to its types. ``system`` and ``body`` must be there."""
-_NEEDED = ("system", "body")
+"""Member to its types. ``body`` must be there."""
+OWN = "msgstore"
+"""System of a message that names none."""
 _HEX = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -156,9 +157,8 @@ def checked_row(row: Any) -> dict[str, Any]:
     """Check one object, and return it with its bodies decoded. Bytes are not decoded. Raises ValueError."""
     if not isinstance(row, dict):
         raise ValueError(f"it is {type(row).__name__}, not an object")  # noqa: TRY004 - one class of errors for the caller
-    for member in _NEEDED:
-        if member not in row:
-            raise ValueError(f"it has no {member!r}")
+    if "body" not in row:
+        raise ValueError("it has no 'body'")
     for member, value in row.items():
         if member not in _KINDS:
             raise ValueError(f"{member!r} is no member of a message")
@@ -167,6 +167,11 @@ def checked_row(row: Any) -> dict[str, Any]:
         bits = 32 if member == "partition" else 64
         if type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
             raise ValueError(f"its {member!r} is {value!r:.40}, which is no number of {bits} bits")
+    return checked_values(row)
+
+
+def checked_values(row: dict[str, Any]) -> dict[str, Any]:
+    """Check the values of one object whose members have the right types, as ``checked_row`` does."""
     _check_nested(row)
     if (state := row.get("state")) is not None and state not in STATES:
         raise ValueError(f"there is no state {state!r}")
@@ -186,18 +191,19 @@ def checked_row(row: Any) -> dict[str, Any]:
 
 def _check_nested(row: dict[str, Any]) -> None:
     """Check the members within members. Raises ValueError."""
-    if not all(isinstance(key, str) for key in row.get("routing_keys") or ()):
+    if (keys := row.get("routing_keys")) and not all(isinstance(key, str) for key in keys):
         raise ValueError("its 'routing_keys' are not all text")
-    origin = {member: value for member, value in (row.get("origin") or {}).items() if value is not None}
-    offset, size = origin.get("offset", 0), origin.get("size", 0)
-    numbers = all(type(number) is int and 0 <= number < 2**63 for number in (offset, size))
-    if not numbers or not isinstance(origin.get("file", ""), str):
-        raise ValueError("its 'origin' is not a file, an offset and a size")
+    if origin := row.get("origin"):
+        for number in (origin.get("offset"), origin.get("size")):
+            if number is not None and not (type(number) is int and 0 <= number < 2**63):
+                raise ValueError("its 'origin' is not a file, an offset and a size")
+        if not isinstance(origin.get("file"), str | None):
+            raise ValueError("its 'origin' is not a file, an offset and a size")
 
 
 def queue_of(row: dict[str, Any]) -> QueueName:
     """Return the queue of a checked object."""
-    return QueueName(row["system"], row.get("vhost"), row.get("queue"), row.get("partition"))
+    return QueueName(row.get("system") or OWN, row.get("vhost"), row.get("queue"), row.get("partition"))
 
 
 def batch_of(name: QueueName, rows: Sequence[dict[str, Any]], first: int, *, raw: bool) -> MessageBatch:
@@ -245,10 +251,15 @@ def message_id(batch: MessageBatch, row: int) -> bytes:
     return hashlib.blake2b(encode([None if part is None else str(part) for part in parts]).encode(), digest_size=16).digest()
 
 
-def parse_line(line: bytes, where: Callable[[], str]) -> dict[str, Any]:
-    """Return one line of JSON as a checked object. Raises StoreError, with ``where()``."""
+def parse_line(line: bytes, where: Callable[[], str], *, ignore_others: bool = False) -> dict[str, Any]:
+    """Return one line of JSON as a checked object. The body may be given as ``text``. Raises StoreError, with ``where()``."""
     try:
-        return checked_row(parse_json(line.decode("utf-8-sig")))
+        row = parse_json(line.decode("utf-8-sig"))
+        if isinstance(row, dict) and "body" not in row and isinstance(text := row.pop("text", None), str):
+            row["body"] = text.encode()
+        if isinstance(row, dict) and ignore_others:
+            row = {member: value for member, value in row.items() if member in _KINDS}
+        return checked_row(row)
     except ValueError as error:
         raise StoreError(f"{where()}: is not a message: {error}") from None
 

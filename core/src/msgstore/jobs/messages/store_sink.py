@@ -25,6 +25,8 @@ _ID = 16
 _ENTRY = _ID + 8
 """Bytes of an entry of the list of ids: id, and first bytes of the hash of its body."""
 
+_Encoded = tuple[bytes, bytes | None, str]
+
 
 class StoreSink:
     """Writer of a store. Queues, order and properties have no place in a store, and are left out.
@@ -37,7 +39,8 @@ class StoreSink:
         options: StoreSinkOptions = context.options
         self._context = context
         self._work = Path(context.destination).with_name(Path(context.destination).name + ".parts")
-        self._target = StoreSpec(context.target, options.index, options.format, options.record, options.body)
+        bindings = tuple(options.records.items())
+        self._target = StoreSpec(context.target, options.index, options.format, options.record, options.body, bindings)
         self._encode = body_codec(self._target.body).encode
         self._parts = int(context.token["parts"]) if context.token else 0
         for directory in (self._work, self._work / PARTS):
@@ -48,24 +51,29 @@ class StoreSink:
         """Id to the hash of its body, for each message that ``refused`` has accepted."""
         self._unwritten: set[bytes] = set()
         """Ids that ``refused`` has accepted and ``write`` has not written yet."""
+        self._checked: tuple[Sequence[bytes] | None, list[_Encoded]] = (None, [])
+        """Bodies that ``refused`` has encoded last, and the result: mostly, ``write`` gets the same ones."""
         self._writer = self._next_part()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        return [(row, reason) for row, (_, _, reason) in enumerate(self._encoded(batch)) if reason]
+        self._checked = batch.bodies, list(self._encoded(batch))
+        return [(row, reason) for row, (_, _, reason) in enumerate(self._checked[1]) if reason]
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         ids, bodies, entries = [], [], []
-        for entry, stored, _ in self._encoded(batch):
+        checked, encoded = self._checked
+        self._checked = None, []
+        for entry, stored, _ in encoded if checked is batch.bodies else self._encoded(batch):
             entries.append(entry)
-            if stored is not None:
-                ids.append(entry[:_ID])
+            if stored is not None and (msg_id := entry[:_ID]) in self._unwritten:  # the first of several copies
+                ids.append(msg_id)
                 bodies.append(stored)
-                self._unwritten.discard(entry[:_ID])
+                self._unwritten.discard(msg_id)
         self._writer.add(ids, bodies)
         self._list.write(b"".join(entries))
         return ()
 
-    def _encoded(self, batch: MessageBatch) -> Iterator[tuple[bytes, bytes | None, str]]:
+    def _encoded(self, batch: MessageBatch) -> Iterator[_Encoded]:
         """Yield entry, stored body, None if it is stored already, and reason for a refusal of each message."""
         for row, body in enumerate(batch.bodies):
             msg_id, digest = message_id(batch, row), hashlib.blake2b(body, digest_size=8).digest()

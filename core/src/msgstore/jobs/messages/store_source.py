@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import attrs
 
 from msgstore.contract import (
     Candidate,
@@ -12,12 +16,15 @@ from msgstore.contract import (
     Damage,
     MessageBatch,
     MessageNotFound,
+    MsgStoreError,
     QueueInfo,
     QueueName,
+    RecordField,
     RecordTypeDescriptor,
     SourceContext,
     SourceDamage,
     StoreError,
+    json_value,
 )
 from msgstore.directory import has_settings
 from msgstore.engine.opening import open_configured, remembered_config
@@ -25,10 +32,10 @@ from msgstore.engine.stats import StoredMessage
 from msgstore.jobs.inputs import find_inputs, no_segments
 from msgstore.jobs.reading.segment_check import check_segment
 from msgstore.jobs.reports import SpanReport
-from msgstore.jobs.workers import worker_catalogue
+from msgstore.jobs.workers import PAYLOAD, open_codec, worker_catalogue
 from msgstore.scan import FormatSet
 from msgstore.scan.formats import OWN_RECORD
-from msgstore.scan.segment import WholeRecord, describe
+from msgstore.scan.segment import describe, field_as_json
 
 NAME = QueueName("msgstore")
 _BATCH = 4 * 2**20
@@ -53,6 +60,11 @@ def sample(directory: Path) -> Path:
     return directory
 
 
+def _as_property(field: RecordField, value: Any) -> Any:
+    """Return the value of a field as JSON has it. Times are RFC 3339 text, which keeps the nanoseconds."""
+    return field_as_json(field, value) if field.kind == "time" else json_value(value)
+
+
 class StoreSource:
     """Messages of one store, which is opened for reading. Reference counts that are not known are 1."""
 
@@ -60,7 +72,10 @@ class StoreSource:
         self._context = context
         if detect(context.path) is None:
             raise StoreError(no_segments(context.path, FormatSet(worker_catalogue()), worker_catalogue()))
-        self._store = open_configured(remembered_config(context.path), worker_catalogue(), mode="r", live="beside")
+        config, body = remembered_config(context.path), context.options.body
+        if body and body.name == config.body.name:  # with the options, such as a key
+            config = attrs.evolve(config, body=body)
+        self._store = open_configured(config, worker_catalogue(), mode="r", live="beside")
         self._client = self._store.client()
         self._accepts = None if context.accepts is None else context.accepts | {OWN_RECORD}
         self._plain = FormatSet(worker_catalogue())
@@ -70,6 +85,7 @@ class StoreSource:
             self.close()
             there = ", ".join(sorted(known))
             raise ConfigError(f"--accepts {unknown[0]}: no such record type is installed. There are: {there}")
+        self._codec = open_codec(body) if body else None
         self._entries: list[StoredMessage] | None = None
 
     def queues(self) -> Iterable[QueueInfo]:
@@ -100,47 +116,78 @@ class StoreSource:
 
     def _found(self) -> list[StoredMessage]:
         if self._entries is None:
-            self._entries = sorted(self._store.entries(), key=lambda entry: (entry.number, entry.offset))
+            self._entries = list(self._store.entries())
         return self._entries
 
     def _batch(self, entries: Sequence[StoredMessage], first: int) -> Iterator[MessageBatch | SourceDamage]:
-        bodies, raws, places, positions = [], [], [], []
-        refusals: list[str | None] = []
         files = {segment.number: segment.file for segment in self._store.segments()}
-        for position, entry in enumerate(entries, first):
-            file = files.get(entry.number, str(entry.number))
-            try:
-                bodies.append(bytes(self._client.read(entry.msg_id)))
-            except (CorruptRecord, MessageNotFound) as error:
-                yield SourceDamage(file=file, offset=entry.offset, size=entry.size, reason=str(error), name=NAME, messages=1)
-                continue
-            if self._context.raw:
-                raw, refusal = self._accepted(self._store.record(entry), entry.msg_id)
-                raws.append(raw)
-                refusals.append(refusal)
-            places.append((file, entry.offset, entry.size, entry.msg_id.hex()))
-            positions.append(position)
-        if bodies:
-            names, offsets, sizes, ids = (list(column) for column in zip(*places, strict=True))
-            yield MessageBatch(
-                name=NAME,
-                bodies=bodies,
-                positions=positions,
-                states=["ready"] * len(bodies),
-                files=names,
-                offsets=offsets,
-                sizes=sizes,
-                ids=ids,
-                raws=raws if self._context.raw else None,
-                refusals=refusals if any(refusals) else None,
-            )
+        bodies, kept, positions = [], [], []
+        for position, (entry, body) in enumerate(zip(entries, self._bodies(entries), strict=True), first):
+            if isinstance(body, bytes):
+                bodies.append(body)
+                kept.append(entry)
+                positions.append(position)
+            else:
+                file = files.get(entry.number, str(entry.number))
+                yield SourceDamage(file=file, offset=entry.offset, size=entry.size, reason=str(body), name=NAME, messages=1)
+        if not bodies:
+            return
+        raws = refusals = properties = None
+        if self._context.raw:
+            raws, refusals = map(list, zip(*map(self._accepted, kept), strict=True))
+        if (self._codec is not None and self._codec.fields) or self._has_fields(kept):
+            properties, payloads = map(list, zip(*map(self._described, kept), strict=True))
+            bodies = [body if payload is None else payload for body, payload in zip(bodies, payloads, strict=True)]
+        yield MessageBatch(
+            name=NAME,
+            bodies=bodies,
+            positions=positions,
+            states=["ready"] * len(bodies),
+            files=[files.get(entry.number, str(entry.number)) for entry in kept],
+            offsets=[entry.offset for entry in kept],
+            sizes=[entry.size for entry in kept],
+            ids=[entry.msg_id.hex() for entry in kept],
+            properties=properties,
+            raws=raws,
+            refusals=refusals if refusals and any(refusals) else None,
+        )
 
-    def _accepted(self, record: WholeRecord, msg_id: bytes) -> tuple[bytes | None, str | None]:
+    def _bodies(self, entries: Sequence[StoredMessage]) -> Iterator[bytes | MsgStoreError]:
+        """Yield the body of each message, or why it cannot be read."""
+        ids = [entry.msg_id for entry in entries]
+        found: dict[bytes, bytes] = {}
+        with suppress(CorruptRecord):
+            found = self._client.read_many(ids)
+        for msg_id in ids:
+            try:
+                yield found[msg_id] if msg_id in found else bytes(self._client.read(msg_id))
+            except (CorruptRecord, MessageNotFound) as error:
+                yield error
+
+    def _has_fields(self, entries: Sequence[StoredMessage]) -> bool:
+        """Return True if a segment of these messages may have records with fields."""
+        firsts = {entry.number: entry for entry in entries}
+        return any(self._store.record(entry).form.with_fields for entry in firsts.values())
+
+    def _described(self, entry: StoredMessage) -> tuple[dict[str, Any] | None, bytes | None]:
+        """Return the fields of the record and of its body, and the payload if that is a field."""
+        record = self._store.record(entry)
+        found = describe(record)
+        pairs = list(zip(found.bound.fields, found.values or (), strict=False)) if found.bound is not None else []
+        if self._codec is not None:
+            pairs += zip(self._codec.fields, self._codec.read(entry.msg_id, record.body) or (), strict=False)
+        pairs = [(field, value) for field, value in pairs if value is not None]
+        properties = {field.name: _as_property(field, value) for field, value in pairs if field.name != PAYLOAD.name}
+        payload = next((value for field, value in pairs if field.name == PAYLOAD.name and isinstance(value, bytes)), None)
+        return properties or None, payload
+
+    def _accepted(self, entry: StoredMessage) -> tuple[bytes | None, str | None]:
         """Return a record of a type that the reader takes, or the reason why there is none. Any record type has an id and a
         stored body, and so has a plain form in its own format."""
+        record = self._store.record(entry)
         if self._accepts is None or describe(record).record in (None, *self._accepts):
             return record.data, None
         plain = self._plain.by_name(record.form.name).format
         if len(record.body) > plain.max_body:
             return None, f"a body of {len(record.body)} bytes has no plain record"
-        return plain.encode([msg_id], [record.body])[0], None
+        return plain.encode([entry.msg_id], [record.body])[0], None

@@ -1,4 +1,4 @@
-"""Commands ``salvage``, ``export`` and ``import``: copy records into a new store, or into Parquet, or messages from files."""
+"""Command ``salvage``: copy the intact records of damaged directories into a new store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output
-from msgstore.jobs.export import plan_export
-from msgstore.jobs.importing import plan_import
 from msgstore.jobs.reports import SETTINGS_DAMAGED, sums
 from msgstore.jobs.salvage import SalvageJob, plan_salvage
 from msgstore.jobs.workers import disabled_plugins
@@ -103,91 +101,3 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     dead = "" if job.counts else "; no counts: removed messages are among them"
     out.print(f"{output.plural(report.messages, 'message')} copied{recovered}{dead}")
     out.finish(damaged=bool(report.damage or report.missing), not_read=report.not_read, summary=report.as_json())
-
-
-@click.command()
-@options.paths
-@options.destination
-@options.names("--columns", "Columns of the files, instead of all. Fewer columns are faster.")
-@options.names("--partition-by", "Columns that become directories, as in DEST/format=v2.")
-@options.body("Body codec, such as erlang, that decodes bodies into additional columns.")
-@options.records
-@options.runner
-@options.as_json
-def export(
-    paths: tuple[Path, ...],
-    destination: Path,
-    body: options.BodyOptions,
-    runner: options.RunnerOptions,
-    out: output.Output,
-    **choices: Any,
-) -> None:
-    """Write the records in PATH as Parquet files into DEST: place, id, body, and the fields of each record. Needs pyarrow
-    (``msgstore[parquet]``).
-
-    PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The rows are all whole
-    records that scan reports, live or dead. Copies of an id in other segments are separate rows. Columns: store, file, format,
-    offset, size, type, id, body, and those that record types and the codec declare. DEST must not exist or must be empty. It
-    appears when it is complete.
-
-    \b
-    Examples:
-      msgstore export msg_store_persistent messages --body erlang
-      msgstore export data/orders ids --columns id,file,offset,size
-      msgstore export '/backups/*/msg_store_persistent' all --partition-by store,format
-    """
-    catalogue = load_catalogue(disabled_plugins())
-    job = plan_export(catalogue, paths, destination, body=body.codec(), **choices)
-    report = runner.run(out, "exporting", catalogue, job.size, lambda by, bar: by.export(job, bar))
-    out.emit(*(found.as_json() for found in report.inputs))
-    if len(report.inputs) <= output.MAX_LISTED:
-        spec = "file=path format size:bytes rows bodies=body_bytes:bytes"
-        out.rows(f"{', '.join(report.sources)} to {report.destination}", output.columns(spec), reversed(report.inputs))
-        out.print()
-    out.damage(report.damage)
-    files = output.plural(report.files, "file")
-    out.print(f"{output.plural(report.rows, 'row')} in {files} of {output.size(report.written)}, {report.destination}")
-    out.print(f"columns: {', '.join(report.columns)}", "dim")
-    out.finish(damaged=bool(report.damage), not_read=report.not_read, summary=report.as_json())
-
-
-@click.command("import")
-@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
-@options.destination
-@options.named("--index", "ets", "Index of the new store.")
-@options.named("--format", "v2", "Format of the new store.")
-@options.named("--record", "message", "Record type of the new store.")
-@options.bindings("--bind", "The type byte of a record type.")
-@options.body("Body codec: bodies must be valid for it. Default: raw.")
-@click.option("--ignore-others", is_flag=True, help="Omit columns and members that a store does not keep.")
-@options.runner
-@options.as_json
-def import_(
-    sources: tuple[str, ...],
-    destination: Path,
-    body: options.BodyOptions,
-    runner: options.RunnerOptions,
-    out: output.Output,
-    **choices: Any,
-) -> None:
-    """Make a new store at DEST of messages in Parquet files or JSON Lines.
-
-    SRC is a file, a directory of files, or a glob. Parquet (*.parquet, needs pyarrow): columns id (16 bytes, or 32 hexadecimal
-    digits), body (binary), optionally references. JSON Lines (*.jsonl, *.ndjson, *.json): id, body (base64) or text, optionally
-    references. The default is one reference. Equal rows are one message. DEST appears when it is complete.
-
-    \b
-    Examples:
-      msgstore import exported rescued
-      msgstore import messages.jsonl store --index lmdb --json
-    """
-    catalogue = load_catalogue(disabled_plugins())
-    job = plan_import(catalogue, sources, destination, body=body.codec() or "raw", **choices)
-    report = runner.run(out, "importing", catalogue, job.size, lambda by, bar: by.import_messages(job, bar))
-    out.emit(report.as_json())
-    repeated = f", {report.rows - report.messages:,} repeated rows" if report.rows > report.messages else ""
-    out.print(
-        f"{output.plural(report.messages, 'message')} imported from {output.plural(report.files, 'file')}{repeated}; "
-        f"{report.destination}: {output.size(report.bytes)}",
-        soft_wrap=True,
-    )

@@ -1,0 +1,137 @@
+"""Messages out of stores into files, and into stores out of files that somebody else wrote."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import msgstore
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, filled, json_of
+
+ID = b"\x0f" * 16
+PAIRS = [(bytes([number]) * 16, b"%d" % number) for number in range(20)]
+
+
+def messages_of(*arguments: object, code: int = 0) -> list[dict]:
+    return [row for row in json_of("messages", *arguments, code=code) if "body" in row]
+
+
+def content(path: Path, **keys: object) -> dict[bytes, tuple[bytes, int]]:
+    with msgstore.open_store(path, mode="r", **keys) as store, store.client() as client:
+        return {entry.msg_id: (client.read(entry.msg_id), entry.references) for entry in store.entries()}
+
+
+# -- out of a store -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_codec_makes_a_payload_and_properties(name):
+    real = RealDirectory.load(name)
+    rows = messages_of(DATA / "msg-store" / name / "store", "--source-option", "body=erlang", code=None)
+    sizes = {m["id"]: m["payload_size"] for m in real.manifest["messages"]}
+    found = {row["id"]: row["size"] for row in rows if bytes.fromhex(row["id"]) in real.live}
+    assert found == {msg_id.hex(): sizes[msg_id.hex()] for msg_id in real.live}
+    assert all({*row["properties"]} <= {"exchange", "routing_key", "properties"} for row in rows if row["properties"])
+
+
+def test_fields_of_records_are_properties(tmp_path):
+    store = filled(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys)
+    rows = messages_of(store)
+    assert {(row["properties"]["actor"], row["body"]) for row in rows} == {("tests", base64.b64encode(b"body").decode())}
+    assert all(row["properties"]["time"] > "2020" for row in rows)
+
+
+def test_fields_of_a_format_are_properties(tmp_path):
+    """In every environment that tests all cells: acme-stamped-format is installed there."""
+    pytest.importorskip("acme_stamped_format")
+    filled(tmp_path / "store", [(ID, b"body")], format="stamped")
+    assert messages_of(tmp_path / "store")[0]["properties"]["written"] > "2020"
+
+
+def test_damaged_message_costs_only_itself(tmp_path):
+    """Its neighbours are read together with it."""
+    store = filled(tmp_path / "store", PAIRS, record="checksum")
+    segment = store / "0.sqs"
+    data = bytearray(segment.read_bytes())
+    data[data.index(PAIRS[7][0]) + 16] ^= 1
+    segment.write_bytes(data)
+    rows = json_of("messages", store, code=1)
+    assert [row["id"] for row in rows if "body" in row] == [msg_id.hex() for msg_id, _ in PAIRS if msg_id != PAIRS[7][0]]
+
+
+def test_chosen_columns(tmp_path):
+    store = filled(tmp_path / "store", PAIRS)
+    command("convert", store, tmp_path / "ids.parquet", "--sink-option", "columns=id,size,origin")
+    table = pq.read_table(tmp_path / "ids.parquet")
+    assert table.column_names == ["id", "size", "origin"]
+    assert table["id"].to_pylist() == [msg_id.hex() for msg_id, _ in PAIRS]
+    told = command("convert", store, tmp_path / "no.parquet", "--sink-option", "columns=id,sise", code=2).stderr
+    assert "there is no column 'sise'; there are: system, vhost" in told
+    assert (
+        "there must be a column 'body'; the columns are: id, size, origin"
+        in command("messages", tmp_path / "ids.parquet", code=2).output
+    )
+
+
+# -- into a store -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pa.binary(16), pa.binary(), pa.string()])
+def test_parquet_with_ids_and_bodies(kind, tmp_path):
+    ids = [msg_id.hex() if kind == pa.string() else msg_id for msg_id, _ in PAIRS]
+    bodies = [body for _, body in PAIRS]
+    pq.write_table(pa.table({"id": pa.array(ids, kind), "body": bodies, "colour": bodies}), tmp_path / "m.parquet")
+    options = ["--sink-option", "index=lmdb", "--sink-option", "record=checksum"]
+    command("convert", tmp_path / "m.parquet", tmp_path / "store", "--sink", "store", *options)
+    assert content(tmp_path / "store", index="lmdb") == {msg_id: (body, 1) for msg_id, body in PAIRS}
+
+
+def test_lines_with_ids_and_texts(tmp_path):
+    lines = [{"id": ID.hex(), "text": "Grüße"}, {"id": "ab" * 16, "body": base64.b64encode(b"x").decode()}]
+    (path := tmp_path / "m.jsonl").write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
+    command("convert", path, tmp_path / "store", "--sink", "store")
+    assert content(tmp_path / "store") == {ID: ("Grüße".encode(), 1), b"\xab" * 16: (b"x", 1)}
+
+
+def test_other_members_are_damage_unless_they_are_ignored(tmp_path):
+    (path := tmp_path / "m.jsonl").write_text(f'{{"id":"{ID.hex()}","text":"x","colour":1}}\n')
+    assert "'colour' is no member of a message" in command("messages", path, code=1).stdout
+    assert len(messages_of(path, "--source-option", "ignore_others=true")) == 1
+
+
+def test_equal_messages_are_stored_once(tmp_path):
+    """In one batch, too. Another body under an id is refused."""
+    rows = [*PAIRS, *PAIRS[:5], (PAIRS[0][0], b"other")]
+    lines = [json.dumps({"id": msg_id.hex(), "text": body.decode()}) + "\n" for msg_id, body in rows]
+    (path := tmp_path / "m.jsonl").write_text("".join(lines))
+    summary = json_of("convert", path, tmp_path / "store", "--sink", "store", code=1)[-1]
+    assert (summary["selected"], summary["written"], summary["refused"]) == (26, 25, 1)
+    assert content(tmp_path / "store") == {msg_id: (body, 1 + (n < 5)) for n, (msg_id, body) in enumerate(PAIRS)}
+    assert sum(path.read_bytes().count(PAIRS[3][0]) for path in (tmp_path / "store").glob("*.sqs")) == 1
+
+
+def test_record_type_of_a_third_party_is_bound(tmp_path):
+    store = filled(tmp_path / "store", PAIRS)
+    bound = ["--sink-option", 'records={"audit":200}', "--sink-option", "record=audit"]
+    command("convert", store, tmp_path / "copy", "--sink", "store", *bound)
+    assert all(row["properties"]["time"] > "2020" for row in messages_of(tmp_path / "copy"))
+
+
+# -- the former verbs ---------------------------------------------------------------------------------------------------------
+
+
+def test_export_and_import_are_conversions(tmp_path):
+    store = filled(tmp_path / "store", PAIRS)
+    told = command("export", store, tmp_path / "rows").stderr
+    assert "deprecated. Use convert --sink parquet" in told
+    command("convert", store, tmp_path / "same.parquet")
+    assert pq.read_table(tmp_path / "rows") == pq.read_table(tmp_path / "same.parquet")
+    told = command("import", tmp_path / "rows", tmp_path / "copy", "--format", "v1", "--index", "lmdb").stderr
+    assert "deprecated. Use convert --sink store" in told
+    assert content(tmp_path / "copy", index="lmdb") == content(store)
+    assert list((tmp_path / "copy").glob("*.rdq"))
