@@ -12,7 +12,7 @@ from msgstore.contract import Damage
 from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
 from msgstore.jobs.counts import check_weights, read_split, weight_of
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.output.datasets import DatasetPart, DatasetStaging, DatasetWriter, dataset, folder
+from msgstore.jobs.output.datasets import DatasetPart, DatasetStaging, DatasetWriter, dataset
 from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
 from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
@@ -53,7 +53,7 @@ def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, tas
             if staging is not None:
                 writer = writer or DatasetWriter(staging, task, WRITTEN_ROWS)
                 columns = [ids, found["count"], found["records"]]
-                writer.write(folder([("class", name)]), pa.table(columns, schema=WRITTEN_ROWS))
+                writer.write(f"class={name}", pa.table(columns, schema=WRITTEN_ROWS))
     return [writer.finish()] if writer else []
 
 
@@ -73,7 +73,7 @@ def _classify(rows: pa.Table) -> dict[str, pa.Table]:
 
 def commit(staging: DatasetStaging, written: Sequence[DatasetPart]) -> None:
     """Publish the files of all tasks. The folder of live ids always exists, because other commands take it as input."""
-    staging.commit(written, WRITTEN_ROWS, folder([("class", "live")]))
+    staging.commit(written, WRITTEN_ROWS, "class=live")
 
 
 def staging_of(job: ReconcileJob) -> AbstractContextManager[DatasetStaging | None]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
 
 import attrs
 import pyarrow as pa
@@ -20,7 +19,6 @@ import pyarrow.parquet as pq
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, errors
 
-_NONE = "__HIVE_DEFAULT_PARTITION__"
 FILE_SIZE = 2**26
 """Bytes of rows that a task keeps in memory, and then writes as one file in each folder."""
 
@@ -32,14 +30,6 @@ class DatasetPart:
     directory: str
     files: tuple[tuple[str, int], ...]
     """(name relative to the directory, bytes)."""
-
-
-def folder(columns: Sequence[tuple[str, object]]) -> str:
-    """Return the folder of the rows with these values, such as ``store=data%2Forders/format=v2``.
-
-    None and "" have the same folder, as in Hive.
-    """
-    return "/".join(f"{name}={quote('' if value is None else str(value), safe=' ') or _NONE}" for name, value in columns)
 
 
 class DatasetWriter:
@@ -56,9 +46,9 @@ class DatasetWriter:
         with errors(self._directory):
             Files().create_directory(self._directory)
 
-    def write(self, where: str, rows: pa.Table | pa.RecordBatch) -> None:
-        """Add rows to a folder (:func:`folder`), or with "" to none."""
-        self._waiting.setdefault(where, []).append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
+    def write(self, where: str, rows: pa.Table) -> None:
+        """Add rows to a folder, such as ``class=live``."""
+        self._waiting.setdefault(where, []).append(rows)
         self._held += rows.nbytes
         if self._held >= FILE_SIZE:
             self._write_files()
@@ -72,11 +62,9 @@ class DatasetWriter:
         waiting, self._waiting, self._held = self._waiting, {}, 0
         with errors(self._directory):
             for where, tables in waiting.items():
-                path = self._directory
-                for part in Path(where).parts:  # without parents: if the driver has deleted the attempt, nothing may come back
-                    path /= part
-                    with suppress(FileExistsError):
-                        Files().create_directory(path)
+                path = self._directory / where
+                with suppress(FileExistsError):  # without parents: if the driver has deleted the attempt, nothing may come back
+                    Files().create_directory(path)
                 path /= f"part-{self._task:05}-{len(self._written)}.parquet"
                 content = pa.BufferOutputStream()  # in memory: if the disk is full, pyarrow does not try again
                 pq.write_table(pa.concat_tables(tables).cast(self._schema), content, compression="zstd")
@@ -93,7 +81,7 @@ def dataset(destination: str, sources: Iterable[str | Path]) -> DatasetStaging:
 class DatasetStaging(StagingDirectory):
     """One job that creates a directory of Parquet files."""
 
-    def commit(self, written: Iterable[DatasetPart], schema: pa.Schema, always: str = "") -> list[tuple[str, int]]:
+    def commit(self, written: Iterable[DatasetPart], schema: pa.Schema, always: str) -> list[tuple[str, int]]:
         """Publish the files, and return their (name, bytes). Raises StoreError if a file is missing, StoreIOError.
 
         The folder ``always`` gets a file in any case, if need be without rows, so that readers find the columns of ``schema``.

@@ -1,6 +1,6 @@
 """Splits of files of rows: the lines that begin in some bytes of a file, or some row groups of Parquet. Any process reads one.
 
-The rows are messages to import, or counts of references. Lines are read without pyarrow, the extra ``msgstore[parquet]``.
+The rows are counts of references. Lines are read without pyarrow, the extra ``msgstore[parquet]``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class FileSplit:
     size: int
     """Bytes of the lines, or of the row groups without their compression."""
     is_parquet: bool = False
-    first_row: int = 0
-    """Number of the first row of the row groups."""
 
 
 def is_parquet(path: Path) -> bool:
@@ -59,14 +57,13 @@ def splits_of(path: Path, size: int) -> tuple[list[FileSplit], pa.Schema | None]
             return [
                 FileSplit(str(path), at, min(at + size, total), min(size, total - at)) for at in range(0, total or 1, size)
             ], None
-    splits, begin, held, first, row = [], 0, 0, 0, 0
+    splits, begin, held = [], 0, 0
     with open_parquet(path) as file:
         for number in range(file.num_row_groups):
-            group = file.metadata.row_group(number)
-            held, row = held + group.total_byte_size, row + group.num_rows
+            held += file.metadata.row_group(number).total_byte_size
             if held >= size or number == file.num_row_groups - 1:
-                splits.append(FileSplit(str(path), begin, number + 1, held, is_parquet=True, first_row=first))
-                begin, held, first = number + 1, 0, row
+                splits.append(FileSplit(str(path), begin, number + 1, held, is_parquet=True))
+                begin, held = number + 1, 0
         return splits, file.schema_arrow
 
 
