@@ -141,7 +141,8 @@ def read(log: Log, data: bytes, member: Member) -> None:
         assert found.message_id
         found.properties()
     for span in damage:
-        covered[span.offset or 0 : (span.offset or 0) + (span.size or 0)] = bytes(span.size or 0)
+        covered[span.offset : span.offset + span.size] = bytes(span.size)
+        end = max(end, span.offset + span.size)  # a blank may follow a damaged record
     if data[end + 4 : end + 8] == v1.BLANK_MAGIC.to_bytes(4):
         covered[end:] = b""
     assert not any(covered), "bytes that are neither a record nor damage"

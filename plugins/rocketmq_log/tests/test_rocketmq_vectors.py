@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from msgstore_rocketmq_log import check, consume_queue_entry, decode, decode_v2, read_checkpoint, read_index, scan_file
+from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.files import FILLER, encode_checkpoint, index_parts
 from msgstore_rocketmq_log.frame import read_frame
 from msgstore_rocketmq_log.reflow import LAYOUTS, NotDeliverableError, to_v1, to_v2
@@ -116,3 +117,13 @@ def test_v2_as_plain_v1(name):
     if name == "v2_ipv6":
         assert (found["born_host"], found["properties"]["__BORN_HOST"]) == ("0.0.0.0", "[2001:db8::5]:54321")
         assert decode(to_v1(frame, LAYOUTS))["born_host"] == "2001:db8::5"
+
+
+def test_delayed_delivery_after_the_end_of_time():
+    """The broker's 64 bits wrap."""
+    data = v1.encode(
+        body=b"x", topic=v1.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x013\x02", queue_offset=0, physical_offset=0,
+        store_timestamp=2**63 - 1,
+    )  # fmt: skip
+    code = int.from_bytes(consume_queue_entry(data)[12:], "big", signed=True)
+    assert code == -(2**63) + v1.DELAYS_MS[2] - 1

@@ -147,7 +147,7 @@ def crc_property(record: bytes) -> bytes:
 def tags_code(topic: str, found: Mapping[str, str], store_timestamp: int) -> int:
     """Return the tags code of an entry of a consume queue: the hash of the tags, or the time of a delayed delivery."""
     if topic == SCHEDULE_TOPIC and (level := _level(found.get(p.DELAY))) > 0:
-        return store_timestamp + DELAYS_MS[level - 1]
+        return (store_timestamp + DELAYS_MS[level - 1] + 2**63) % 2**64 - 2**63  # as the broker's 64 bits have it
     tags = found.get(p.TAGS)
     return p.java_hash(tags) if tags else 0
 
