@@ -152,7 +152,7 @@ def test_salvage_binds_record_type(tmp_path):
     with msgstore.open_store(tmp_path / "plain") as store, store.client() as client:
         client.write(A, b"body")
     salvage = ["salvage", tmp_path / "plain", tmp_path / "rescued", "--record", "audit"]
-    assert "--bind audit=128 of salvage and import" in command(*salvage, code=2).stderr
+    assert "--bind audit=128 of salvage" in command(*salvage, code=2).stderr
     command(*salvage, "--bind", "audit=140")
     assert json_of("info", tmp_path / "rescued")[0]["records"] == {"audit": 140}
 

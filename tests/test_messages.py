@@ -418,7 +418,7 @@ def test_conversion_in_parts_leaves_nothing_if_it_fails(tmp_path, often, monkeyp
         parallel.convert_in_parts(job, *parallel.plan_parts(job), map, ProgressMeter(0))
     assert set(tmp_path.iterdir()) == before
     with monkeypatch.context() as patched:
-        patched.setattr(catalogue().sink("files").load_factory(), "write", lambda *_: 1 / 0)
+        patched.setattr(catalogue().sink("files").load_factory(), "finish", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(origin, tmp_path / "out", sink="files")
     with pytest.raises(StoreError, match="an unfinished conversion is there"):

@@ -6,11 +6,16 @@ import base64
 import json
 from pathlib import Path
 
+import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import msgstore
+from msgstore import StoredBody
+from msgstore.contract import RecordField
+from msgstore.jobs.messages import store_source
+from msgstore.scan.segment import Described
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, filled, json_of
 
 ID = b"\x0f" * 16
@@ -72,22 +77,61 @@ def test_chosen_columns(tmp_path):
     assert table["id"].to_pylist() == [msg_id.hex() for msg_id, _ in PAIRS]
     told = command("convert", store, tmp_path / "no.parquet", "--sink-option", "columns=id,sise", code=2).stderr
     assert "there is no column 'sise'; there are: system, vhost" in told
+    command("convert", store, tmp_path / "no.parquet", "--sink-option", "columns=id, size")  # nothing hinders it
     assert (
         "there must be a column 'body'; the columns are: id, size, origin"
         in command("messages", tmp_path / "ids.parquet", code=2).output
     )
 
 
+def test_body_that_the_codec_cannot_read_is_damage(tmp_path):
+    """Not the stored bytes, under the name of a body."""
+    zipped = filled(tmp_path / "zipped", [(b"z" * 16, b"body")], body="zstd")
+    filled(zipped, [(b"s" * 16, StoredBody(b"no zstd"))], body="zstd")
+    rows = json_of("convert", zipped, tmp_path / "x.jsonl", "--source-option", "body=zstd", code=1)
+    assert (rows[-1]["written"], rows[-1]["damaged"]) == (1, 1)
+
+
+def test_payload_of_a_record_type_is_a_property(tmp_path, monkeypatch):
+    fields = (RecordField("actor", "text"), RecordField("payload", "bytes"))
+    store = filled(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys)
+    described = Described("audit", attrs.make_class("Bound", ["fields"])(fields), ("me", b"of the record"))
+    monkeypatch.setattr(store_source, "describe", lambda _: described)
+    rows = messages_of(store, "--limit", "1")
+    assert base64.b64decode(rows[0]["body"]) == b"body"
+    assert base64.b64decode(rows[0]["properties"]["payload"]["$bytes"]) == b"of the record"
+
+
+@pytest.mark.parametrize("option", ["--source-option", "--sink-option"])
+@pytest.mark.parametrize("value", ["body={'use':'aes-gcm','key':'5e5e5e5e'}", "body:5e5e5e5e", "body={5e5e5e5e"])
+def test_no_error_shows_a_key(option, value, tmp_path):
+    store = filled(tmp_path / "store", PAIRS)
+    assert "5e5e" not in command("convert", store, tmp_path / "to", "--sink", "store", option, value, code=2).output
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
 # -- into a store -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.string()])
+def test_parquet_with_views_and_interleaved_queues(kind, tmp_path):
+    columns = {"queue": pa.array(["a", "b", "a", None], kind), "system": [None] * 4, "body": [b"1", b"2", b"3", b"4"]}
+    pq.write_table(pa.table(columns), path := tmp_path / "m.parquet")
+    rows = messages_of(path)
+    assert [(row["system"], row["queue"], base64.b64decode(row["body"])) for row in rows] == [
+        ("msgstore", "a", b"1"), ("msgstore", "a", b"3"), ("msgstore", "b", b"2"), ("msgstore", None, b"4"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [pa.binary(16), pa.binary(), pa.string()])
 def test_parquet_with_ids_and_bodies(kind, tmp_path):
     ids = [msg_id.hex() if kind == pa.string() else msg_id for msg_id, _ in PAIRS]
     bodies = [body for _, body in PAIRS]
-    pq.write_table(pa.table({"id": pa.array(ids, kind), "body": bodies, "colour": bodies}), tmp_path / "m.parquet")
+    pq.write_table(pa.table({"id": pa.array(ids, kind), "body": bodies, "references": bodies}), tmp_path / "m.parquet")
     options = ["--sink-option", "index=lmdb", "--sink-option", "record=checksum"]
-    command("convert", tmp_path / "m.parquet", tmp_path / "store", "--sink", "store", *options)
+    arguments = ["convert", tmp_path / "m.parquet", tmp_path / "store", "--sink", "store", *options]
+    assert "a message does not have the columns references. Leave them out" in command(*arguments, code=2).stderr
+    command(*arguments, "--source-option", "ignore_others=true")
     assert content(tmp_path / "store", index="lmdb") == {msg_id: (body, 1) for msg_id, body in PAIRS}
 
 
@@ -99,7 +143,9 @@ def test_lines_with_ids_and_texts(tmp_path):
 
 
 def test_other_members_are_damage_unless_they_are_ignored(tmp_path):
-    (path := tmp_path / "m.jsonl").write_text(f'{{"id":"{ID.hex()}","text":"x","colour":1}}\n')
+    (path := tmp_path / "m.jsonl").write_text('{"text":null}\n')
+    assert "its 'text' is None" in command("messages", path, code=1).stdout
+    path.write_text(f'{{"id":"{ID.hex()}","text":"x","colour":1}}\n')
     assert "'colour' is no member of a message" in command("messages", path, code=1).stdout
     assert len(messages_of(path, "--source-option", "ignore_others=true")) == 1
 
@@ -113,6 +159,13 @@ def test_equal_messages_are_stored_once(tmp_path):
     assert (summary["selected"], summary["written"], summary["refused"]) == (26, 25, 1)
     assert content(tmp_path / "store") == {msg_id: (body, 1 + (n < 5)) for n, (msg_id, body) in enumerate(PAIRS)}
     assert sum(path.read_bytes().count(PAIRS[3][0]) for path in (tmp_path / "store").glob("*.sqs")) == 1
+
+
+def test_equal_rows_without_a_place_are_several_messages(tmp_path):
+    lines = ['{"text":"a"}', '{"text":"a","origin":null}', '{"text":"a","origin":{}}', '{"text":"a","origin":{"file":null}}']
+    (path := tmp_path / "m.jsonl").write_text("\n".join(lines))
+    command("convert", path, tmp_path / "store", "--sink", "store")
+    assert list(content(tmp_path / "store").values()) == [(b"a", 1)] * 4
 
 
 def test_record_type_of_a_third_party_is_bound(tmp_path):
@@ -135,3 +188,7 @@ def test_export_and_import_are_conversions(tmp_path):
     assert "deprecated. Use convert --sink store" in told
     assert content(tmp_path / "copy", index="lmdb") == content(store)
     assert list((tmp_path / "copy").glob("*.rdq"))
+    key = json.dumps({"use": "aes-gcm", "key": "ab" * 16})
+    command("import", tmp_path / "rows", tmp_path / "secret", "--body", key)
+    command("export", tmp_path / "secret", tmp_path / "plain", "--body", key, "--columns", "id, body")
+    assert pq.read_table(tmp_path / "plain") == pq.read_table(tmp_path / "rows", columns=["id", "body"])

@@ -265,7 +265,9 @@ def _typed(kind: Any, value: object, where: str, base: Path | None = None) -> An
         raise ConfigError(f'{where}: {_kind(value)} is not a list. Write it in brackets, as in ["a", "b"].')
     try:
         return _converter(base).structure(value, kind)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+    except AttributeError:  # cattrs takes anything for a mapping
+        raise ConfigError(f"{where}: {_kind(value)} is not a table") from None
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
@@ -304,7 +306,7 @@ def _structure_durability(value: object, _: object) -> Any:
 def _structure_backend(value: object, base: Path) -> Backend:
     if isinstance(value, Backend):
         return value
-    if isinstance(value, str):
+    if isinstance(value, str) and not value.lstrip().startswith("{"):  # JSON that is not valid may hold a secret
         return Backend(value)
     if isinstance(value, Mapping) and isinstance(value.get("use"), str):
         options = {key: option for key, option in value.items() if key != "use"}

@@ -313,6 +313,26 @@ def test_delayed_transactions(tmp_path):
     ]  # fmt: skip
 
 
+def test_retries_of_committed_messages_are_delivered(tmp_path):
+    """The broker copies flag and key, and names no half record."""
+    log = Writer(tmp_path)
+    log.add("T", b"first")
+    committed = half(log, "c", b"c")
+    copy = {"properties": {"UNIQ_KEY": "c"}, "sys_flag": v1.COMMITTED}
+    log.add("T", b"c", **copy, prepared_transaction_offset=committed)
+    log.add("RMQ_SYS_TRANS_OP_HALF_TOPIC", b"0", properties={"TAGS": "d"})
+    for group in "gh":
+        log.add(f"%RETRY%{group}", b"c", **copy)
+        waits = {"UNIQ_KEY": "c", "DELAY": "3", "REAL_TOPIC": f"%RETRY%{group}", "REAL_QID": "0"}
+        log.add(v1.SCHEDULE_TOPIC, b"c", 2, **copy | {"properties": waits})
+    log.save()
+    found, _ = read(tmp_path)
+    assert [(row[0], row[3]) for row in found] == [
+        ("%RETRY%g", "committed"), ("%RETRY%g", "delayed"), ("%RETRY%h", "committed"), ("%RETRY%h", "delayed"),
+        ("T", "ready"), ("T", "committed"),
+    ]  # fmt: skip
+
+
 def test_what_a_group_has_consumed(tmp_path):
     log = Writer(tmp_path)
     for number in range(5):

@@ -82,11 +82,11 @@ class StoreSinkOptions:
 
 
 @attrs.frozen
-class JsonLinesOptions:
-    """Options of the source ``jsonl``."""
+class FileSourceOptions:
+    """Options of the sources ``jsonl`` and ``parquet``."""
 
     ignore_others: bool = False
-    """Omit members that a message does not have. They are damage otherwise."""
+    """Omit members or columns that a message does not have. Otherwise such a line is damage, and such a file an error."""
 
 
 @attrs.frozen
@@ -176,7 +176,7 @@ def msgstore_sources() -> list[SourceDescriptor]:
             name="jsonl",
             contract=(1, 0),
             factory="msgstore.jobs.messages.json_lines:JsonLinesSource",
-            options=JsonLinesOptions,
+            options=FileSourceOptions,
             detect="msgstore.jobs.messages.json_lines:detect",
             sample="msgstore.jobs.messages.json_lines:sample",
             capabilities=[Capability.RANDOM_ACCESS],
@@ -186,6 +186,7 @@ def msgstore_sources() -> list[SourceDescriptor]:
             name="parquet",
             contract=(1, 0),
             factory="msgstore.jobs.messages.parquet:ParquetSource",
+            options=FileSourceOptions,
             detect="msgstore.jobs.messages.parquet:detect",
             sample="msgstore.jobs.messages.parquet:sample",
             capabilities=[Capability.RANDOM_ACCESS],

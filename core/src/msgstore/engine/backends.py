@@ -107,7 +107,7 @@ def _make_codec(config: StoreConfig, catalogue: Catalogue, codec: BodyCodecDescr
             raise
         return _Unconfigured(
             f"{config.path}: was written with the body codec {body.name!r}, which has options: {error}. Give them in a "
-            "configuration (--config FILE), or as --body JSON where a command has it."
+            "configuration (--config FILE), or as JSON with --body or --source-option body=JSON, where a command has it."
         )
     made: BodyCodec = catalogue.make(codec, options)
     return made

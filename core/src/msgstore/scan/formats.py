@@ -242,7 +242,7 @@ def assigned_byte(catalogue: Catalogue, format_name: str, record: str, where: st
     if byte is None:
         raise ConfigError(
             f'{where} record: {record!r} is bound to no byte. Write format = {{ use = "{format_name}", '
-            f"records = {{ {record} = 128 }} }}, or --bind {record}=128 of salvage and import, with a byte from 128 to 255 of "
+            f"records = {{ {record} = 128 }} }}, or --bind {record}=128 of salvage, with a byte from 128 to 255 of "
             "your choice."
         )
     return byte

@@ -129,8 +129,8 @@ class Queues:
     """Queue offsets of half messages that op messages name."""
     first_op: int | None = None
     committed: dict[int, set[str]] = attrs.field(factory=dict)
-    """Offsets of the half and prepared records that commit records name, with the keys of these. A delayed message that was
-    delivered names 0, so only the key tells whether it means the record at 0."""
+    """Offsets of the half and prepared records that commit records name, with the keys of these. Copies of a committed message,
+    such as one that a delay or a retry delivers, name 0: only the key tells whether they mean the record at 0."""
     ended: set[int] = attrs.field(factory=set)
     """Offsets of the prepared records that rollback records name."""
     prepared: list[tuple[int, Key, str]] = attrs.field(factory=list)
@@ -223,14 +223,14 @@ def _commit(found: Queues, its: Mapping[str, str], record: LogRecord) -> bool:
     """Enter a commit record. Return True if the transaction was committed before, as it may be after a crash."""
     half, key = record.prepared_transaction_offset, its.get(p.UNIQ_KEY, "")
     keys = found.committed.setdefault(half, set())
-    again = bool(keys) if half else key != "" and key in keys
+    again = bool(keys) and half > 0
     keys.add(key)
     return again
 
 
 def _is_committed(found: Queues, half: int, key: str) -> bool:
     keys = found.committed.get(half, set())
-    return bool(keys) if half else not keys.isdisjoint({key, ""})
+    return bool(keys) if half else key in keys
 
 
 def _end_transactions(found: Queues) -> None:

@@ -19,7 +19,7 @@ from msgstore.cli.message_options import (
     source_path,
 )
 from msgstore.cli.output import count, plural
-from msgstore.config import Backend
+from msgstore.config import Backend, backend_of
 from msgstore.contract import QueueInfo
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.conversion_report import ConvertReport
@@ -141,23 +141,30 @@ def export(
 @options.named("--format", "v2", "Format of the new store.")
 @options.named("--record", "message", "Record type of the new store.")
 @options.bindings("--bind", "The type byte of a record type.")
+@click.option("--ignore-others", is_flag=True, help="Omit columns and members that a message does not have.")
 @click.option("--body", default="raw", metavar="NAME", help="Codec of the new store: its name, or a JSON object.")
 @to_runner
 @options.as_json
 def import_(
     path: Path,
     destination: str,
+    ignore_others: bool,
     runner: options.RunnerOptions,
     out: output.Output,
     **sink_options: Any,
 ) -> None:
     """Copy the messages in Parquet or JSON Lines to a new store at DEST."""
-    _convert(path, destination, SelectionOptions(), runner, out, sink=_backend("store", **sink_options))
+    source = _backend("", ignore_others=True) if ignore_others else None
+    _convert(path, destination, SelectionOptions(), runner, out, source=source, sink=_backend("store", **sink_options))
 
 
 def _backend(name: str, **given: Any) -> Backend:
     """Return a backend with the options that are given."""
-    return Backend(name, {option: value for option, value in given.items() if value}, base=Path())
+    given = {option: value for option, value in given.items() if value}
+    if "body" in given:
+        codec = backend_of(given["body"])
+        given["body"] = {"use": codec.name, **codec.options}
+    return Backend(name, given, base=Path())
 
 
 def _renamed(pair: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from msgstore.contract import ConfigError, MessageBatch, StoreError
 from msgstore.contract.messages import CERTAIN
-from msgstore.jobs.messages.rows import checked_row, checked_values, encode, parse_json, printable_name
+from msgstore.jobs.messages.rows import checked_row, checked_values, encode, has_origin, parse_json, printable_name
 
 ORIGIN = pa.struct([pa.field("file", pa.string()), pa.field("offset", pa.int64()), pa.field("size", pa.int64())])
 MESSAGES = pa.schema([
@@ -31,7 +31,7 @@ def chosen(names: str | None) -> pa.Schema:
     """Return the schema of the columns that are named, with commas between them; None: all. Raises ConfigError."""
     if names is None:
         return MESSAGES
-    for name in (wanted := names.split(",")):
+    for name in (wanted := [name.strip() for name in names.split(",")]):
         if name not in MESSAGES.names:
             raise ConfigError(f"columns: there is no column {name!r}; there are: {', '.join(MESSAGES.names)}")
     return pa.schema([MESSAGES.field(name) for name in dict.fromkeys(wanted)])
@@ -84,8 +84,13 @@ def record_batch(batch: MessageBatch, names: Sequence[str] = MESSAGES.names) -> 
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def check_columns(path: Path, schema: pa.Schema) -> None:
+def check_columns(path: Path, schema: pa.Schema, *, ignore_others: bool) -> None:
     """Check the columns of a Parquet file by their names and types. Raises StoreError."""
+    if not ignore_others and (others := [name for name in schema.names if name not in MESSAGES.names]):
+        raise StoreError(
+            f"{path}: a message does not have the columns {', '.join(others)}. Leave them out, or omit them with the option "
+            f"ignore_others=true of the source (--source-option)."
+        )
     if "body" not in schema.names:
         raise StoreError(f"{path}: there must be a column 'body'; the columns are: {', '.join(schema.names)}")
     for field in schema:
@@ -93,7 +98,7 @@ def check_columns(path: Path, schema: pa.Schema) -> None:
             raise StoreError(f"{path}: there are several columns {field.name!r}. Rename all but one.")
         is_id = field.name == "id" and _fits(field.type, pa.binary())
         if field.name in MESSAGES.names and not is_id and not _fits(field.type, (wanted := MESSAGES.field(field.name).type)):
-            told = "Cast it, or give it another name: other columns are not read."
+            told = "Cast it."
             raise StoreError(f"{path}: the column {field.name!r} has the type {field.type}, and must have {wanted}. {told}")
 
 
@@ -118,6 +123,12 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     return any(is_kind(found) for is_kind in same.get(str(wanted), (kinds.is_integer,)))
 
 
+def plain(table: pa.Table) -> pa.Table:
+    """Return a table with plain columns instead of views, which pyarrow cannot select rows of."""
+    kinds = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return table.cast(pa.schema([pa.field(field.name, kinds.get(field.type, field.type)) for field in table.schema]))
+
+
 def to_rows(table: pa.Table) -> list[dict[str, Any] | str]:
     """Return the rows, and instead of one that has no form in Python, such as text that is not UTF-8, the reason."""
     try:
@@ -130,7 +141,7 @@ def to_rows(table: pa.Table) -> list[dict[str, Any] | str]:
 def _has_right_types(row: dict[str, Any]) -> bool:
     """Return True for a row with the types of ``MESSAGES`` if the values are right that these types leave open."""
     texts = (row.get("properties"), row.get("headers"))
-    return row["body"] is not None and row.get("system", "") is not None and all(isinstance(one, dict | None) for one in texts)
+    return row["body"] is not None and all(isinstance(one, dict | None) for one in texts)
 
 
 def checked_rows(table: pa.Table, numbers: Sequence[int], file: str) -> Iterator[dict[str, Any] | str]:
@@ -151,7 +162,7 @@ def checked_rows(table: pa.Table, numbers: Sequence[int], file: str) -> Iterator
             if isinstance(row.get("id"), bytes):
                 row["id"] = row["id"].hex()
             found = checked_values(row) if is_typed and _has_right_types(row) else checked_row(row)
-            if found.get("origin") is None:
+            if not has_origin(found):
                 found["origin"] = {"file": printable_name(file), "offset": number, "size": 1}
             yield found
         except ValueError as error:

@@ -67,6 +67,8 @@ class ConversionJournal:
         """Messages after that state which were perhaps sent."""
         self.damage = [span for number in states for span in lines[number]["damage"]]
         """Damage that was reported before the interruption."""
+        self.is_begun = bool(self.state or self.sent)
+        """True if there is something to continue."""
         if not lines:
             self.append(about)
 
@@ -79,13 +81,13 @@ class ConversionJournal:
     def confirm(self, state: Mapping[str, Any]) -> None:
         """Add a state. Raises OSError."""
         self.append(state)
-        self.sent = 0
+        self.sent, self.is_begun = 0, True
 
     def note_sending(self, messages: int) -> None:
         """Say that messages up to this number, counted from the last state, are sent now. Raises OSError."""
         if messages > self.sent:
             self.append({"sending": messages})
-            self.sent = messages
+            self.sent, self.is_begun = messages, True
 
     def end(self) -> None:
         """Delete the journal: the conversion is complete."""
@@ -113,8 +115,8 @@ class ConversionJournal:
 def working(
     destination: Path, source: Path, about: Mapping[str, Any], *, restart: bool
 ) -> Iterator[tuple[ConversionJournal, Path]]:
-    """Yield the journal, and the path for the sink. If the block ends, publish what is there; if it raises, keep it for the
-    next attempt. Raises StoreError, StoreLocked, StoreIOError."""
+    """Yield the journal, and the path for the sink. If the block ends, publish what is there; if it raises, keep what
+    is confirmed for the next attempt. Raises StoreError, StoreLocked, StoreIOError."""
     files = Files()
     with StagingDirectory.create_locked(destination, [source]) as staging, _errors(destination):
         work = Path(staging.path).parent / WORK
@@ -128,14 +130,30 @@ def working(
                 for left in work.iterdir():
                     if left.name != _JOURNAL:
                         files.remove_tree(left) if left.is_dir() else files.unlink(left)
-            yield journal, work / _CONTENT
-        finally:
-            journal.close()
+            with closing(journal):
+                yield journal, work / _CONTENT
+        except BaseException:
+            if not journal.is_begun:
+                files.remove_tree(work)
+            raise
         check_kinds(work / _CONTENT, destination)
         with staging.publishing() as content:
             files.unlink(journal.path)  # first: without it, what is left after a kill is begun anew
             files.replace(work / _CONTENT, content)
             files.remove_tree(work)
+
+
+@contextmanager
+def closing(journal: ConversionJournal) -> Iterator[None]:
+    """Close a journal at the end, and delete one that has nothing to continue if the block raises."""
+    try:
+        yield
+    except BaseException:
+        if not journal.is_begun:
+            journal.end()
+        raise
+    finally:
+        journal.close()
 
 
 def check_kinds(content: Path, destination: Path) -> None:

@@ -22,7 +22,7 @@ from msgstore.contract import (
     SourceDamage,
 )
 from msgstore.contract.messages import MAYBE_DUPLICATE
-from msgstore.jobs.messages.conversion import ConversionJournal, working
+from msgstore.jobs.messages.conversion import ConversionJournal, closing, working
 from msgstore.jobs.messages.conversion_plan import ConvertJob, check_renames, renamed
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
 from msgstore.jobs.messages.selection import selected_messages, selected_queues
@@ -78,7 +78,7 @@ def _sink(job: ConvertJob) -> Iterator[tuple[Sink, ConversionJournal | None]]:
             place = str(path)
         elif not job.dry_run:
             journal = ConversionJournal(job.journal, job.about(), job.destination, restart=job.restart)
-            stack.callback(journal.close)
+            stack.enter_context(closing(journal))
         token = journal.state["token"] if journal and journal.state else None
         yield stack.enter_context(open_sink(job, place, token)), journal
 

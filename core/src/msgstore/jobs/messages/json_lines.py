@@ -22,7 +22,7 @@ from msgstore.contract import (
     SourceContext,
     SourceDamage,
 )
-from msgstore.jobs.messages.rows import batch_of, encode, not_unicode, parse_line, queue_of, rows_of
+from msgstore.jobs.messages.rows import batch_of, encode, has_origin, not_unicode, parse_line, queue_of, rows_of
 
 ENDINGS = (".jsonl", ".ndjson")
 _BATCH = 4 * 2**20
@@ -80,7 +80,8 @@ class JsonLinesSource:
         for at in range(first, len(queue.begins) if stop is None else min(stop, len(queue.begins))):
             line = bytes(self._content(queue.files[at])[queue.begins[at] : queue.ends[at]])
             row = self._parsed(line)  # without an error: it was parsed before
-            row.setdefault("origin", {"file": self._names[queue.files[at]], "offset": queue.begins[at], "size": len(line)})
+            if not has_origin(row):
+                row["origin"] = {"file": self._names[queue.files[at]], "offset": queue.begins[at], "size": len(line)}
             rows.append(row)
             held += len(line)
             if held >= _BATCH:

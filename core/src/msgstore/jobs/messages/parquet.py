@@ -161,7 +161,7 @@ class ParquetSource:
 
         try:
             with open_parquet(path) as file:
-                check_columns(path, file.schema_arrow)
+                check_columns(path, file.schema_arrow, ignore_others=self._context.options.ignore_others)
                 wanted, first = [one for one in _NAME if one in file.schema_arrow.names], 0
                 for number in range(file.num_row_groups):
                     self._groups.append((path, number, first))
@@ -207,13 +207,15 @@ class ParquetSource:
         return self._kept[group]
 
     def _decode(self, group: int) -> pa.Table | str:
-        from msgstore.jobs.messages.columns import MESSAGES
+        from msgstore.jobs.messages.columns import MESSAGES, plain
 
         path, number, _ = self._groups[group]
         try:
             with open_parquet(path) as file:
                 names = [name for name in MESSAGES.names if name in file.schema_arrow.names]
-                return file.read_row_group(number, columns=[name for name in names if name != "raw" or self._context.raw])
+                return plain(
+                    file.read_row_group(number, columns=[name for name in names if name != "raw" or self._context.raw])
+                )
         except ConfigError as error:
             return str(error)
 

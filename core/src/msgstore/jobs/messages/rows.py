@@ -117,7 +117,7 @@ _WHOLE = (int, type(None))
 _STRING = (str, type(None))
 _BYTES = (str, bytes, type(None))
 _KINDS: dict[str, tuple[type, ...]] = {
-    "system": (str,), "vhost": _STRING, "queue": _STRING, "partition": _WHOLE, "position": _WHOLE, "sequence": _WHOLE,
+    "system": _STRING, "vhost": _STRING, "queue": _STRING, "partition": _WHOLE, "position": _WHOLE, "sequence": _WHOLE,
     "id": _STRING, "size": _WHOLE, "sha256": _STRING, "body": (str, bytes), "raw": _BYTES, "exchange": _STRING,
     "routing_keys": (list, type(None)), "properties": (dict, type(None)), "headers": (dict, type(None)),
     "raw_properties": _BYTES, "timestamp_ms": _WHOLE, "expiry_ms": _WHOLE, "state": _STRING, "certainty": _STRING,
@@ -201,6 +201,11 @@ def _check_nested(row: dict[str, Any]) -> None:
             raise ValueError("its 'origin' is not a file, an offset and a size")
 
 
+def has_origin(row: dict[str, Any]) -> bool:
+    """Return True if a checked object says where it was stored."""
+    return any(value is not None for value in (row.get("origin") or {}).values())
+
+
 def queue_of(row: dict[str, Any]) -> QueueName:
     """Return the queue of a checked object."""
     return QueueName(row.get("system") or OWN, row.get("vhost"), row.get("queue"), row.get("partition"))
@@ -255,7 +260,9 @@ def parse_line(line: bytes, where: Callable[[], str], *, ignore_others: bool = F
     """Return one line of JSON as a checked object. The body may be given as ``text``. Raises StoreError, with ``where()``."""
     try:
         row = parse_json(line.decode("utf-8-sig"))
-        if isinstance(row, dict) and "body" not in row and isinstance(text := row.pop("text", None), str):
+        if isinstance(row, dict) and "text" in row and "body" not in row:
+            if not isinstance(text := row.pop("text"), str):
+                raise ValueError(f"its 'text' is {text!r:.40}")
             row["body"] = text.encode()
         if isinstance(row, dict) and ignore_others:
             row = {member: value for member, value in row.items() if member in _KINDS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -129,7 +130,8 @@ def parse_options(given: tuple[str, ...], option: str) -> dict[str, object]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"{option}: {text!r} is not of the form NAME=VALUE")
+            begin = re.match(r"\w*", text)
+            raise ConfigError(f"{option} {begin[0] if begin else ''}...: is not of the form NAME=VALUE")
         try:
             found[name] = json.loads(value)
         except ValueError:

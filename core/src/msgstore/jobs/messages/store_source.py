@@ -121,23 +121,23 @@ class StoreSource:
 
     def _batch(self, entries: Sequence[StoredMessage], first: int) -> Iterator[MessageBatch | SourceDamage]:
         files = {segment.number: segment.file for segment in self._store.segments()}
-        bodies, kept, positions = [], [], []
+        is_described = bool(self._codec and self._codec.fields) or self._has_fields(entries)
+        bodies, kept, positions, described = [], [], [], []
         for position, (entry, body) in enumerate(zip(entries, self._bodies(entries), strict=True), first):
-            if isinstance(body, bytes):
-                bodies.append(body)
+            found = self._described(entry, body) if is_described and isinstance(body, bytes) else (body, None)
+            if isinstance(found[0], bytes):
+                bodies.append(found[0])
+                described.append(found[1])
                 kept.append(entry)
                 positions.append(position)
             else:
-                file = files.get(entry.number, str(entry.number))
-                yield SourceDamage(file=file, offset=entry.offset, size=entry.size, reason=str(body), name=NAME, messages=1)
+                file, reason = files.get(entry.number, str(entry.number)), str(found[0])
+                yield SourceDamage(file=file, offset=entry.offset, size=entry.size, reason=reason, name=NAME, messages=1)
         if not bodies:
             return
-        raws = refusals = properties = None
+        raws = refusals = None
         if self._context.raw:
             raws, refusals = map(list, zip(*map(self._accepted, kept), strict=True))
-        if (self._codec is not None and self._codec.fields) or self._has_fields(kept):
-            properties, payloads = map(list, zip(*map(self._described, kept), strict=True))
-            bodies = [body if payload is None else payload for body, payload in zip(bodies, payloads, strict=True)]
         yield MessageBatch(
             name=NAME,
             bodies=bodies,
@@ -147,7 +147,7 @@ class StoreSource:
             offsets=[entry.offset for entry in kept],
             sizes=[entry.size for entry in kept],
             ids=[entry.msg_id.hex() for entry in kept],
-            properties=properties,
+            properties=described if any(described) else None,
             raws=raws,
             refusals=refusals if refusals and any(refusals) else None,
         )
@@ -169,17 +169,21 @@ class StoreSource:
         firsts = {entry.number: entry for entry in entries}
         return any(self._store.record(entry).form.with_fields for entry in firsts.values())
 
-    def _described(self, entry: StoredMessage) -> tuple[dict[str, Any] | None, bytes | None]:
-        """Return the fields of the record and of its body, and the payload if that is a field."""
+    def _described(self, entry: StoredMessage, body: bytes) -> tuple[bytes | str, dict[str, Any] | None]:
+        """Return the body, which may be a field of the codec, and the other fields as properties; or why there is none."""
         record = self._store.record(entry)
         found = describe(record)
         pairs = list(zip(found.bound.fields, found.values or (), strict=False)) if found.bound is not None else []
         if self._codec is not None:
-            pairs += zip(self._codec.fields, self._codec.read(entry.msg_id, record.body) or (), strict=False)
-        pairs = [(field, value) for field, value in pairs if value is not None]
-        properties = {field.name: _as_property(field, value) for field, value in pairs if field.name != PAYLOAD.name}
-        payload = next((value for field, value in pairs if field.name == PAYLOAD.name and isinstance(value, bytes)), None)
-        return properties or None, payload
+            if (values := self._codec.read(entry.msg_id, record.body)) is None:
+                return f"the codec {self._codec.name!r} cannot read the body", None
+            for field, value in zip(self._codec.fields, values, strict=True):
+                if field.name == PAYLOAD.name and isinstance(value, bytes):
+                    body = value
+                else:
+                    pairs.append((field, value))
+        properties = {field.name: _as_property(field, value) for field, value in pairs if value is not None}
+        return body, properties or None
 
     def _accepted(self, entry: StoredMessage) -> tuple[bytes | None, str | None]:
         """Return a record of a type that the reader takes, or the reason why there is none. Any record type has an id and a
