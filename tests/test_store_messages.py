@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import pytest
 import msgstore
 from msgstore import StoredBody
 from msgstore.contract import RecordField
+from msgstore.files import Files
 from msgstore.jobs.messages import store_source
 from msgstore.scan.segment import Described
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, filled, json_of
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, failing, filled, json_of
 
 ID = b"\x0f" * 16
 PAIRS = [(bytes([number]) * 16, b"%d" % number) for number in range(20)]
@@ -173,6 +175,14 @@ def test_record_type_of_a_third_party_is_bound(tmp_path):
     bound = ["--sink-option", 'records={"audit":200}', "--sink-option", "record=audit"]
     command("convert", store, tmp_path / "copy", "--sink", "store", *bound)
     assert all(row["properties"]["time"] > "2020" for row in messages_of(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("sink", ["store", "parquet"])
+def test_full_disk_names_the_destination_and_what_is_kept(sink, tmp_path, monkeypatch):
+    store = filled(tmp_path / "store", PAIRS)
+    monkeypatch.setattr(Files, "pwrite", failing(errno.ENOSPC))
+    told = command("convert", store, tmp_path / "to", "--sink", sink, code=2).stderr
+    assert told.startswith(f"msgstore: {tmp_path / 'to'}: No space left on device. What was confirmed is kept")
 
 
 # -- the former verbs ---------------------------------------------------------------------------------------------------------

@@ -167,7 +167,9 @@ def _errors(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        is_ours = error.filename is None or f".{destination.name}.msgstore" in str(error.filename)
+        place = destination if is_ours else error.filename
         raise StoreIOError(
-            f"{error.filename or destination}: {error.strerror or error}. What was confirmed is kept; mend the cause (space, "
+            f"{place}: {error.strerror or error}. What was confirmed is kept; mend the cause (space, "
             "limits, permissions, the disk) and run the command again: it continues."
         ) from error

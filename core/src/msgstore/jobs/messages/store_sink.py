@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ _ENTRY = _ID + 8
 """Bytes of an entry of the list of ids: id, and first bytes of the hash of its body."""
 
 _Encoded = tuple[bytes, bytes | None, str]
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Raise the error of the disk itself: the text of a part's writer says that nothing is kept, and a conversion continues."""
+    try:
+        yield
+    except StoreIOError as error:
+        raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
 
 
 class StoreSink:
@@ -69,7 +79,8 @@ class StoreSink:
                 ids.append(msg_id)
                 bodies.append(stored)
                 self._unwritten.discard(msg_id)
-        self._writer.add(ids, bodies)
+        with _as_it_was():
+            self._writer.add(ids, bodies)
         self._list.write(b"".join(entries))
         return ()
 
@@ -94,7 +105,8 @@ class StoreSink:
             yield msg_id + digest, stored, reason
 
     def flush(self) -> Mapping[str, Any]:
-        part = self._writer.finish()
+        with _as_it_was():
+            part = self._writer.finish()
         Files().write_file(self._work / f"{self._parts}.json", [json.dumps(attrs.asdict(part)).encode()], sync=True)
         self._parts += 1
         self._list.flush()
