@@ -29,13 +29,17 @@ _OPTION = re.compile(r"(?<!\S)(--[a-z-]+)")
 
 
 @functools.cache
-def _common_help() -> dict[str, str]:
-    """Return the most frequent help text of each shared option."""
+def _common() -> dict[str, str]:
+    """Return the most frequent text of each shared option: its help with its default."""
     texts: dict[str, list[str]] = {}
     for _, command in commands():
         for option in _options(command):
-            texts.setdefault(option.opts[0], []).append(option.help or "")
+            texts.setdefault(option.opts[0], []).append(_text(option))
     return {name: max(texts[name], key=texts[name].count) for name in SHARED}
+
+
+def _text(option: click.Option) -> str:
+    return _mark_options(cell(option.help or "")) + _default(option)
 
 
 def _options(command: click.Command) -> list[click.Option]:
@@ -48,31 +52,24 @@ def _options(command: click.Command) -> list[click.Option]:
 
 def shared() -> str:
     found = [option for _, command in commands() for option in _options(command)]
-    texts = _common_help()
-    options = {name: next(o for o in found if o.opts[0] == name and o.help == texts[name]) for name in SHARED}
-    rows = [
-        (_heading(options[name]), _mark_options(text) + _default(options[name]), _scope(name)) for name, text in texts.items()
-    ]
-    return table(("option", "", ""), rows)
+    options = {name: next(o for o in found if o.opts[0] == name and _text(o) == text) for name, text in _common().items()}
+    return table(("option", "", ""), [(_heading(option), _text(option), _scope(name)) for name, option in options.items()])
 
 
 def _scope(name: str) -> str:
-    """Return the commands that have the option, or those that do not have it: the shorter list."""
-    has = {full.removeprefix("msgstore "): name in [o.opts[0] for o in _options(command)] for full, command in commands()}
-    with_option, without = ([full for full, value in has.items() if value == wanted] for wanted in (True, False))
-    if not without:
-        return "every command"
-    return f"only: {', '.join(with_option)}" if len(with_option) < len(without) else f"not: {', '.join(without)}"
+    """Return the commands that have the option with the common text. Others have a row of it in a table of their own."""
+    texts = {full.removeprefix("msgstore "): [_text(o) for o in _options(c) if o.opts[0] == name] for full, c in commands()}
+    has = [full for full, found in texts.items() if found == [_common()[name]]]
+    return "every command" if len(has) == len(texts) else f"only: {', '.join(has)}"
 
 
 def command_section(command: click.Command) -> str:
     """Return the help of a command, without examples, and a table of the options with texts of their own."""
     text = _mark_options(inspect.cleandoc(command.help or "").partition("\n\n\b\nExamples:")[0].replace("\b\n", ""))
-    own = [option for option in _options(command) if _common_help().get(option.opts[0]) != option.help]
+    own = [option for option in _options(command) if _common().get(option.opts[0]) != _text(option)]
     if not own:
         return text
-    rows = [(_heading(option), _mark_options(cell(option.help or "")) + _default(option)) for option in own]
-    return f"{text}\n\n{table(('option', ''), rows)}"
+    return f"{text}\n\n{table(('option', ''), [(_heading(option), _text(option)) for option in own])}"
 
 
 def _mark_options(text: str) -> str:
