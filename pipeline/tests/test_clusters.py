@@ -195,12 +195,13 @@ def test_missing_distributions_are_named_and_uploaded(bare_python, wheels):
     nothing, forgotten, answered = ask(CLUSTER, [], some, wheels, python=bare_python)
     assert nothing[0] == forgotten[0] == "executors differ from the driver"
     assert "msgstore-spark cannot be used (ModuleNotFoundError: No module named 'msgstore_spark')" in nothing[1]
-    assert "Try there: pip install" in nothing[1]
+    there = nothing[1].partition("Try there: pip install ")[2].split(", or install from a checkout")[0].split()
+    assert there == sorted(there)
     assert "acme-audit-record==1.0.0" in nothing[1]
     assert len(nothing) == len(forgotten) == 2
     assert forgotten[1].startswith("on ")
     assert "record audit of v2: nothing; here acme-audit-record 1.0.0" in forgotten[1]
-    assert forgotten[1].endswith("Try there: pip install acme-audit-record==1.0.0")
+    assert "Try there: pip install acme-audit-record==1.0.0, or install from a checkout" in forgotten[1]
     assert answered == 2
 
 
@@ -241,8 +242,28 @@ def test_unusable_python_is_named():
     (line,) = clusters.run(program).splitlines()
     assert line.startswith("the executors cannot run Python: [PYTHON_VERSION_MISMATCH]")
     assert "3.99" in line
+    assert ".. " not in line
+    version = "{}.{}".format(*sys.version_info)
+    assert f"Set PYSPARK_PYTHON to a Python {version} that is at the same path on every host; for DataFrames" in line
     ((line,),) = ask("local[2]", [], python="/no/such/python")
     assert "/no/such/python" in line
+
+
+@pytest.mark.parametrize(("python", "why"), [("/no/such/python", "cannot be run"), ("bare", "cannot import msgstore_spark")])
+def test_unusable_planner_is_warned_of(request, python, why):
+    """A session for DataFrames warns, the one of a job does not."""
+    program = """
+        import logging, sys
+        from msgstore_spark import session, sessions
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        for start in (sessions.open_session, session):
+            with start("local[2]") as spark:
+                print(start.__name__)
+    """
+    python = request.getfixturevalue("bare_python") if python == "bare" else python
+    job, warning, _ = clusters.run(program, env={"PYSPARK_PYTHON": python}).splitlines()
+    assert job == "open_session"
+    assert warning.startswith(f"PYSPARK_PYTHON: {python} {why} on this machine")
 
 
 def test_segment_that_only_driver_reads_is_refused(tmp_path):

@@ -104,8 +104,8 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
 
 def _problems(here: Mapping[str, str], answer: Answer) -> list[str]:
     if answer["problem"]:
-        install = " ".join(dict.fromkeys(_pinned(here[name]) for name in here if name not in ("Python", "pyarrow")))
-        return [f"msgstore-spark cannot be used ({answer['problem']}). Try there: pip install {install}"]
+        ours = sorted({_pinned(here[key]) for key in here if not key.startswith(("Python", "pyarrow", "plugin "))})
+        return [f"msgstore-spark cannot be used ({answer['problem']}). Try there: pip install {' '.join(ours)}, {_UNPUBLISHED}"]
     lines = [
         f"{path}: {why}. Executors need it under this path, and permission to read it"
         for path, why in answer["unreadable"].items()
@@ -123,8 +123,11 @@ def _problems(here: Mapping[str, str], answer: Answer) -> list[str]:
             continue
         why = there.get(f"plugin {driver.split()[0]}")
         because = f", because {driver.split()[0]} {why}" if why else ""
-        lines.append(f"{key}: {executor}{because}; here {driver}. Try there: pip install {_pinned(driver)}")
+        lines.append(f"{key}: {executor}{because}; here {driver}. Try there: pip install {_pinned(driver)}, {_UNPUBLISHED}")
     return lines
+
+
+_UNPUBLISHED = "or install from a checkout, or send wheels with upload_wheels()"
 
 
 def _pinned(provider: str) -> str:
@@ -180,8 +183,8 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         found = re.search(known, str(error), re.MULTILINE)
         reason = found[0] if found else str(error).strip().splitlines()[0]
         raise ExecutorMismatch(
-            f"the executors cannot run Python: {reason}. Set PYSPARK_PYTHON to a Python that is at the same path on every "
-            "host, this one included"
+            f"the executors cannot run Python: {reason.rstrip('.')}. Set PYSPARK_PYTHON to a Python "
+            f"{fingerprint()['Python']} that is at the same path on every host; for DataFrames on this one, too"
         ) from None
     return [json.loads(row[0]) for row in rows]
 

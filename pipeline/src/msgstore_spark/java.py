@@ -32,7 +32,7 @@ from msgstore_spark.errors import SparkUnavailable
 
 MIN_VERSION = 17
 VECTOR_MODULE = "jdk.incubator.vector"
-INSTALL = "pip install 'msgstore-spark[java]'"
+INSTALL = "pip install 'msgstore-spark[java]' (in a checkout: './pipeline[java]')"
 _SCRIPT = """\
 #!/bin/sh
 for argument; do

@@ -32,7 +32,7 @@ from msgstore_spark.executors import check_executors
 from msgstore_spark.jobs import diff, inventory, reconcile
 from msgstore_spark.plugin import SparkOptions
 from msgstore_spark.salvage import salvage
-from msgstore_spark.sessions import session
+from msgstore_spark.sessions import open_session
 from msgstore_spark.tasks import run_tasks
 
 MAX_CHECKED_DIRECTORIES = 100
@@ -75,7 +75,7 @@ class SparkRunner(JobRunner):
     ) -> Iterator[SparkSession]:
         """Yield the session, after a check that its executors have the driver's plugins and can read the inputs: one of each
         directory."""
-        spark = session(self._options.master)
+        spark = open_session(self._options.master)
         _send_disabled(spark)
         paths: list[str] = []
         for group in inputs:

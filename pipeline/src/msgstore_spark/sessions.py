@@ -6,8 +6,8 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -73,6 +73,15 @@ def session(
     Raises SparkUnavailable if there is no Java, if the master is unknown or does not answer, if the active session has another
     master or other settings, or if the JVM runs with another heap than ``spark.driver.memory`` in ``config``.
     """
+    running = active()
+    found = open_session(master, app_name, config or {})
+    if found is not running and not is_remote():
+        _check_planner(found.sparkContext.pythonExec)
+    return found
+
+
+def open_session(master: str | None, app_name: str = "msgstore", config: Mapping[str, Setting] | None = None) -> SparkSession:
+    """Return the same session without a check of the Python that plans queries: jobs need none."""
     settings = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in (config or {}).items()}
     running = active()
     if running is not None:
@@ -83,6 +92,22 @@ def session(
     if master is not None and master.startswith("sc://"):
         return _connect(master, {"spark.sql.execution.arrow.pyspark.enabled": "true"} | settings)
     return _start(master, {"spark.app.name": app_name} | settings)
+
+
+def _check_planner(python: str) -> None:
+    """Log a warning if the executors' Python cannot plan queries of DataFrames here, where it gets no uploaded wheels."""
+    if python == sys.executable:
+        return
+    try:  # it imports nothing else
+        done = subprocess.run([python, "-c", "import msgstore_spark"], check=False, capture_output=True)
+        why = "cannot import msgstore_spark" if done.returncode else ""
+    except OSError:
+        why = "cannot be run"
+    if why:
+        log.warning(
+            "PYSPARK_PYTHON: %s %s on this machine, where Spark plans queries of DataFrames with it. Install the driver's "
+            "packages there, or make a link to an environment that has them. Jobs do not need it", python, why,
+        )  # fmt: skip
 
 
 def active() -> SparkSession | None:
@@ -124,8 +149,6 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     if master is not None and not _MASTER.fullmatch(master):
         raise SparkUnavailable(f"{master!r} is no master: {MASTERS}")
     python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
-    if shutil.which(python) is None:
-        log.warning("PYSPARK_PYTHON: %s is not on this machine, and Spark plans queries of DataFrames with it here", python)
     variables = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         variables["JAVA_HOME"] = str(find_java_home())
@@ -281,7 +304,8 @@ def _connect_builder(url: str) -> Any:
         from pyspark.sql.connect.client import DefaultChannelBuilder
     except (ImportError, PySparkException) as error:
         raise SparkUnavailable(
-            f"{url}: packages for Spark Connect are not installed ({error}). Try: pip install 'msgstore-spark[connect]'"
+            f"{url}: packages for Spark Connect are not installed ({error}). Try: pip install 'msgstore-spark[connect]' (in a "
+            "checkout: './pipeline[connect]')"
         ) from None
     try:
         return DefaultChannelBuilder(url)
