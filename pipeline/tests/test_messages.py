@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,7 +82,8 @@ def test_split_queue_has_each_message_once(monkeypatch, size):
         ({"source": "kestrell"}, "Did you mean 'kestrel'"),
         ({"source": "{nonsense"}, "write a name, or such as"),
         ({"source": json.dumps({"use": "rocketmq", "gruop": "g"})}, "gruop"),
-        ({"source": "kestrel", "relation": "damage"}, "unknown option 'relation'"),
+        ({"source": "kestrel", "relation": "damage"}, "See its damage with: msgstore queues /"),
+        ({"source": "kestrel", "path": f"{SOURCES['kestrel']}/*"}, "a source reads one path"),
         ({"source": "kestrel", "raw": "yes"}, "neither true nor false"),
         ({"source": "kestrel", "state": "redy"}, "redy"),
     ],
@@ -97,8 +101,20 @@ def test_failfast_names_the_damage(spark):
         load.option("mode", "FAILFAST").load(str(SOURCES["kestrel"])).count()
 
 
+def test_missing_plugin_of_executor_names_host(monkeypatch):
+    reader = MessageReader(MessageOptions.of({"path": str(SOURCES["kestrel"]), "source": "kestrel"}), ["queue"])
+    part, *_ = reader.partitions()
+    without = msgstore.load_catalogue(["msgstore-kestrel-journal:kestrel-journal"])
+    monkeypatch.setattr("msgstore.jobs.messages.sources.worker_catalogue", lambda: without)
+    where = re.escape(f"on {socket.gethostname()} ({sys.executable}): ")
+    with pytest.raises(
+        msgstore.PluginError, match=f"{where}no installed plugin provides the source 'kestrel'.*check_executors"
+    ):
+        list(reader.read(part))
+
+
 def test_stream_of_messages_is_refused(spark):
-    with pytest.raises(PySparkException, match="there is no stream"):
+    with pytest.raises(PySparkException, match=r"there is no stream of them\n SQLSTATE"):  # no later error hides it
         spark.readStream.format("msgstore").option("source", "kestrel").load(str(SOURCES["kestrel"])).writeStream.format(
             "memory"
         ).queryName("q").start().processAllAvailable()

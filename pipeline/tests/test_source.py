@@ -285,7 +285,10 @@ def test_paths_globs_and_urls_name_stores(load, tmp_path, monkeypatch):
         ({"path": "missing"}, "missing: there is no such file or directory"),
         ({}, "there is no path: write .load"),
         ({"path": "s", "mode": "DROP"}, "option 'mode': 'DROP' is none of PERMISSIVE, FAILFAST"),
-        ({"path": "s", "where": "size > 1 or size < 0"}, "'1 or size < 0' is no value of size. Write such as 100"),
+        ({"path": "s", "where": "size > 1 OR size < 0"}, "option 'where': there is no or. Write such as type in (1, 3)"),
+        ({"path": "s", "where": "size > many"}, "'many' is no value of size. Write such as 100"),
+        ({"path": "s", "where": "file = 'a or b'"}, "s: there is no such file"),
+        ({"path": str(DATA / "kestrel")}, 'The source kestrel can read it: .option("source", "kestrel") (broken'),
         ({"path": "s", "where": "body = 1"}, "'body = 1' is no condition. Its parts are: id, offset"),
         ({"path": "s", "where": "id = 'x'"}, "\"'x'\" is no value of id"),
         ({"path": "s", "where": "size > 1", "relation": "damage"}, "only the relation 'records' has conditions"),
@@ -448,5 +451,6 @@ def test_query_restarts_from_its_checkpoint(spark, store, tmp_path):
     assert run() == Counter(range(60))
     write(store, *range(60, 90))
     assert run() == Counter(range(90))
+    source = MsgStoreSource({"path": str(tmp_path / "store"), "relation": "damage"})
     with pytest.raises(msgstore.ConfigError, match="a stream has records only; read the relation 'damage'"):
-        reader(tmp_path / "store", relation="damage")
+        source.streamReader(source.schema()).initialOffset()

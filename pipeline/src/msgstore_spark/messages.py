@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from msgstore.contract import ConfigError, SourceDamage, StoreError
+from msgstore.contract import ConfigError, PluginError, SourceDamage, StoreError
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.parallel import QueuePart, queue_parts
 from msgstore.jobs.messages.selection import Selection, select, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import SourceSpec, open_source, parse_source, source_spec
+from msgstore.jobs.paths import is_glob
 from msgstore.jobs.workers import worker_catalogue
 from msgstore_spark.options import parse_options, paths_of
 from msgstore_spark.tasks import freeze_imports, join_small
@@ -49,8 +53,10 @@ class MessageOptions:
         """Parse the options as Spark passes them. Raises ConfigError, StoreError, PluginError."""
         given = {key.lower(): value for key, value in options.items()}
         paths = paths_of(given.pop("path", None), given.pop("paths", None))
-        if len(paths) > 1:
+        if len(paths) > 1 or (is_glob(paths[0]) and not Path(paths[0]).exists()):
             raise ConfigError("msgstore: a source reads one path; make a DataFrame of each, and a union of them")
+        if "relation" in given:
+            raise ConfigError(f"msgstore: a source has no relation. See its damage with: msgstore queues {paths[0]}")
         parsed = parse_options(given, OPTIONS)
         states = tuple(filter(None, map(str.strip, parsed.pop("state", "").split(","))))
         everything = states == ("all",)
@@ -89,8 +95,9 @@ class MessageReader(DataSourceReader):
         assert isinstance(partition, MessagePartition)
         known = {name.lower(): name for name in MESSAGES.names}
         columns = [known[name.lower()] for name in self._names]
-        for batch in join_small(self._batches(partition, columns)):
-            yield batch.rename_columns(self._names)
+        with _name_host():
+            for batch in join_small(self._batches(partition, columns)):
+                yield batch.rename_columns(self._names)
         freeze_imports()
 
     def _batches(self, partition: MessagePartition, columns: Sequence[str]) -> Iterator[Any]:
@@ -104,6 +111,16 @@ class MessageReader(DataSourceReader):
                         _refuse(self._options.spec.path, item)
                     continue
                 yield record_batch(item, columns)
+
+
+@contextmanager
+def _name_host() -> Iterator[None]:
+    """Name this host and its Python in the error for a plugin that is missing on an executor, and not on the driver."""
+    try:
+        yield
+    except PluginError as error:
+        where = f"on {socket.gethostname()} ({sys.executable})"
+        raise type(error)(f"{where}: {error} check_executors(spark) compares all executors with the driver.") from error
 
 
 def _refuse(path: str, damage: SourceDamage | None) -> None:

@@ -23,6 +23,8 @@ from msgstore.jobs.workers import OpenCodec, open_codec, worker_catalogue
 from msgstore.scan import bind_records
 from msgstore.units import parse_size
 
+_SOURCE_HINT = re.compile(r"The source (\S+) can read it: msgstore queues .* \(")
+"""What core says to a user of the command line."""
 _MIN_SCANS = 32
 """Number of tasks that keeps the processors of a machine busy to the end."""
 RELATIONS = ("records", "damage", "segments")
@@ -103,7 +105,11 @@ class ReadOptions:
         """Find the segments that exist now. Raises StoreError, ConfigError, and PluginError for one that no plugin here reads:
         its rows would be missing. The relation ``damage`` lists it instead."""
         catalogue = worker_catalogue()
-        found = find_inputs(catalogue, self.paths, records=bind_records(catalogue, self.records, "option 'records'"))
+        bound = bind_records(catalogue, self.records, "option 'records'")
+        try:
+            found = find_inputs(catalogue, self.paths, records=bound)
+        except StoreError as error:
+            raise StoreError(_SOURCE_HINT.sub(r'The source \1 can read it: .option("source", "\1") (', str(error))) from error
         if self.files:
             inputs = tuple(item for item in found.inputs if self._is_wanted(item.path))
             found = attrs.evolve(
@@ -230,6 +236,8 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _conditions(text: str) -> tuple[Condition, ...]:
+    if re.search(r"\sor\s", re.sub(r"'[^']*'", "", text), re.IGNORECASE):
+        raise ValueError("there is no or. Write such as type in (1, 3), or use .where() of the DataFrame")
     return tuple(map(_condition, re.split(r"\s+and\s+", text, flags=re.IGNORECASE)))
 
 

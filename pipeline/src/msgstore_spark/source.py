@@ -18,7 +18,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import RECORD
 from msgstore.jobs.inputs import JobInputs
@@ -26,7 +25,7 @@ from msgstore.jobs.messages.columns import MESSAGES
 from msgstore_spark.messages import MessageOptions, MessageReader
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.schemas import columns, constants_of, full_schema
-from msgstore_spark.streams import SegmentStreamReader
+from msgstore_spark.streams import NoStream, SegmentStreamReader
 from msgstore_spark.tasks import SegmentPartition, freeze_imports, join_small
 from msgstore_spark.writer import StoreWriter
 
@@ -92,10 +91,10 @@ class MsgStoreSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
         if _is_of_messages(given := self._given(schema)):
-            raise ConfigError("msgstore: messages of a source are read with spark.read; there is no stream of them")
+            return NoStream("msgstore: messages of a source are read with spark.read; there is no stream of them")
         options = ReadOptions.of(given)
         if options.relation != "records":
-            raise ConfigError(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
+            return NoStream(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
         full, constants = full_schema(options, options.find())
         return SegmentStreamReader(options, columns(full, schema), schema.fieldNames(), constants)
 

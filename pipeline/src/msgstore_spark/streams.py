@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import record_batches
 from msgstore.jobs.reading.segment_check import UNSETTLED, TailPosition, poll
 from msgstore_spark.options import ReadOptions
@@ -23,6 +24,25 @@ from msgstore_spark.schemas import constants_of
 from msgstore_spark.tasks import SegmentPartition
 
 Offset = dict[str, dict[str, int]]
+
+
+class NoStream(DataSourceStreamReader):
+    """Stream reader that raises ConfigError at the start of a query.
+
+    An error while PySpark makes a reader is followed by an UnboundLocalError of PySpark, which hides it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - PySpark's name
+        raise ConfigError(self._reason)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - PySpark's name
+        raise ConfigError(self._reason)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise ConfigError(self._reason)
 
 
 class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -27,11 +27,23 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import StoreError
-from msgstore.jobs.columns.schemas import check_columns, messages_of
+from msgstore.jobs.columns.schemas import Messages, check_columns, messages_of
 from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart
 from msgstore.jobs.output.staging_directory import is_occupied
 from msgstore_spark.options import WriteOptions
+
+
+def _messages_of(batch: pa.RecordBatch, where: str, row: int) -> Messages:
+    try:
+        return messages_of(batch, where, row)
+    except StoreError as error:
+        if not str(error).endswith(" id is null"):
+            raise
+        raise StoreError(
+            f"{error}. Messages of a source may have no id: use 'msgstore convert SRC DEST --sink store', or make ids, as in "
+            "unhex(md5(concat_ws('/', queue, position)))"
+        ) from error
 
 
 @dataclass
@@ -61,8 +73,13 @@ class StoreWriter(DataSourceArrowWriter):
         )
         self._staging: str | None = None
         """None: nothing is written."""
-        if given.ignore_existing and is_occupied(self._target.destination):
-            return
+        if is_occupied(self._target.destination):
+            if given.ignore_existing:
+                return
+            raise StoreError(
+                f"{self._target.path}: is there already, and is not an empty directory; choose a new name. The option "
+                "ifExists=ignore leaves it as it is, without an error"
+            )
         with StoreStaging.begin(self._target) as staging:
             self._staging = staging.path
             staging.hand_over(os.getppid())
@@ -77,7 +94,7 @@ class StoreWriter(DataSourceArrowWriter):
         row = 0
         with PartWriter(self._target, self._staging, context.partitionId()) as part:
             for batch in iterator:
-                part.add(*messages_of(batch.select(self._columns), where, row), where=where, check=True)
+                part.add(*_messages_of(batch.select(self._columns), where, row), where=where, check=True)
                 row += batch.num_rows
             return StoreCommitMessage(part.finish())
 
