@@ -60,15 +60,16 @@ def test_fields_of_a_format_are_properties(tmp_path):
     assert messages_of(tmp_path / "store")[0]["properties"]["written"] > "2020"
 
 
-def test_damaged_message_costs_only_itself(tmp_path):
+@pytest.mark.parametrize("damaged", [0, 7, 19])
+def test_damaged_message_costs_only_itself(damaged, tmp_path):
     """Its neighbours are read together with it."""
     store = filled(tmp_path / "store", PAIRS, record="checksum")
     segment = store / "0.sqs"
     data = bytearray(segment.read_bytes())
-    data[data.index(PAIRS[7][0]) + 16] ^= 1
+    data[data.index(PAIRS[damaged][1], data.index(PAIRS[damaged][0], 64))] ^= 1
     segment.write_bytes(data)
     rows = json_of("messages", store, code=1)
-    assert [row["id"] for row in rows if "body" in row] == [msg_id.hex() for msg_id, _ in PAIRS if msg_id != PAIRS[7][0]]
+    assert [row["id"] for row in rows if "body" in row] == [msg_id.hex() for msg_id, _ in PAIRS if msg_id != PAIRS[damaged][0]]
 
 
 def test_chosen_columns(tmp_path):

@@ -166,12 +166,17 @@ class StoreSource:
 
     def _has_fields(self, entries: Sequence[StoredMessage]) -> bool:
         """Return True if a segment of these messages may have records with fields."""
-        firsts = {entry.number: entry for entry in entries}
-        return any(self._store.record(entry).form.with_fields for entry in firsts.values())
+        try:
+            return any(self._store.record(entry).form.with_fields for entry in {one.number: one for one in entries}.values())
+        except (CorruptRecord, MessageNotFound):
+            return True
 
     def _described(self, entry: StoredMessage, body: bytes) -> tuple[bytes | str, dict[str, Any] | None]:
         """Return the body, which may be a field of the codec, and the other fields as properties; or why there is none."""
-        record = self._store.record(entry)
+        try:
+            record = self._store.record(entry)
+        except (CorruptRecord, MessageNotFound) as error:  # a writer has removed it since
+            return str(error), None
         found = describe(record)
         pairs = list(zip(found.bound.fields, found.values or (), strict=False)) if found.bound is not None else []
         if self._codec is not None:
