@@ -30,8 +30,8 @@ _Encoded = tuple[bytes, bytes | None, str]
 
 
 @contextmanager
-def _as_it_was() -> Iterator[None]:
-    """Raise the error of the disk itself: the text of a part's writer says that nothing is kept, and a conversion continues."""
+def _os_errors() -> Iterator[None]:
+    """Raise errors of the disk as OSError: a part's writer says that nothing is kept, and a conversion continues."""
     try:
         yield
     except StoreIOError as error:
@@ -79,7 +79,7 @@ class StoreSink:
                 ids.append(msg_id)
                 bodies.append(stored)
                 self._unwritten.discard(msg_id)
-        with _as_it_was():
+        with _os_errors():
             self._writer.add(ids, bodies)
         self._list.write(b"".join(entries))
         return ()
@@ -105,7 +105,7 @@ class StoreSink:
             yield msg_id + digest, stored, reason
 
     def flush(self) -> Mapping[str, Any]:
-        with _as_it_was():
+        with _os_errors():
             part = self._writer.finish()
         Files().write_file(self._work / f"{self._parts}.json", [json.dumps(attrs.asdict(part)).encode()], sync=True)
         self._parts += 1
