@@ -56,7 +56,7 @@ def main(directory: str) -> None:
 
 def install_spark(directory: Path) -> None:
     page = (ROOT / "docs/how-to/spark-on-a-laptop.md").read_text(encoding="utf-8")
-    found = re.search(r"In a checkout of this repository, the line is `pip (.+)`", page)
+    found = re.search(r"^pip (install \./core .+)$", page, re.MULTILINE)
     assert found, "the page has no line for a checkout"
     venv.create(directory, with_pip=True)
     python = str(directory / "bin/python")
