@@ -313,6 +313,17 @@ def test_delayed_transactions(tmp_path):
     ]  # fmt: skip
 
 
+def test_transaction_at_the_begin_of_the_log_is_committed_once(tmp_path):
+    """Its commit records name the offset 0, as copies of any committed message do."""
+    log = Writer(tmp_path)
+    assert half(log, "x", b"x") == 0
+    for key in "xxy":
+        log.add("T", key.encode(), properties={"UNIQ_KEY": key}, sys_flag=v1.COMMITTED)
+    log.save()
+    found, _ = read(tmp_path)
+    assert [(row[3], row[5]) for row in found] == [("committed", b"x"), ("orphan", b"x"), ("committed", b"y")]
+
+
 def test_retries_of_committed_messages_are_delivered(tmp_path):
     """The broker copies flag and key, and names no half record."""
     log = Writer(tmp_path)

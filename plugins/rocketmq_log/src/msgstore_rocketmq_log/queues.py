@@ -128,9 +128,10 @@ class Queues:
     done: set[int] = attrs.field(factory=set)
     """Queue offsets of half messages that op messages name."""
     first_op: int | None = None
-    committed: dict[int, set[str]] = attrs.field(factory=dict)
-    """Offsets of the half and prepared records that commit records name, with the keys of these. Copies of a committed message,
-    such as one that a delay or a retry delivers, name 0: only the key tells whether they mean the record at 0."""
+    committed: dict[int, set[tuple[str, str]]] = attrs.field(factory=dict)
+    """Offsets of the half and prepared records that commit records name, with the keys and topics of these. Copies of a
+    committed message, such as one that a delay or a retry delivers, name 0: only the key tells whether they mean the record
+    at 0."""
     ended: set[int] = attrs.field(factory=set)
     """Offsets of the prepared records that rollback records name."""
     prepared: list[tuple[int, Key, str]] = attrs.field(factory=list)
@@ -223,14 +224,23 @@ def _commit(found: Queues, its: Mapping[str, str], record: LogRecord) -> bool:
     """Enter a commit record. Return True if the transaction was committed before, as it may be after a crash."""
     half, key = record.prepared_transaction_offset, its.get(p.UNIQ_KEY, "")
     keys = found.committed.setdefault(half, set())
-    again = bool(keys) and half > 0
-    keys.add(key)
+    again = bool(keys)
+    if not half:
+        is_copy = record.topic.startswith("%") or record.topic in OWN_TOPICS
+        again = not is_copy and (key, record.topic) in keys and _begins_log(found, key)
+    keys.add((key, record.topic))
     return again
 
 
 def _is_committed(found: Queues, half: int, key: str) -> bool:
     keys = found.committed.get(half, set())
-    return bool(keys) if half else key in keys
+    return bool(keys) if half else any(one == key for one, _ in keys)
+
+
+def _begins_log(found: Queues, key: str) -> bool:
+    """Return True if the half or prepared record with this key stands at offset 0."""
+    firsts = [(half.offset, half.unique) for half in found.halves[:1]] + [(at, unique) for at, _, unique in found.prepared[:1]]
+    return (0, key) in firsts
 
 
 def _end_transactions(found: Queues) -> None:
