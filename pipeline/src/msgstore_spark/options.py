@@ -24,7 +24,7 @@ from msgstore.scan import bind_records
 from msgstore.units import parse_size
 
 _SOURCE_HINT = re.compile(r"The source (\S+) can read it: msgstore queues .* \(")
-"""What core says to a user of the command line."""
+"""Hint for users of the command line in errors of core."""
 _MIN_SCANS = 32
 """Number of tasks that keeps the processors of a machine busy to the end."""
 RELATIONS = ("records", "damage", "segments")
