@@ -1,0 +1,157 @@
+"""Queue index of version 2: segments ``N.qi``, with the messages of the queue in ``N.qs``, since RabbitMQ 3.10.
+
+A ``.qs`` file keeps acknowledged messages until the whole segment goes, so it can be read without its ``.qi``. Sources:
+``rabbit_classic_queue_index_v2.erl`` and ``rabbit_classic_queue_store_v2.erl`` of RabbitMQ 3.10.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Literal, NamedTuple
+
+from rabbitmq_files.terms import Buffer
+
+INDEX_MAGIC, STORE_MAGIC = b"RCQI", b"RCQS"
+VERSION = 2
+HEADER_SIZE = 64
+ENTRY_SIZE = 32
+
+_HEADER = Struct(">4sBQQ")
+_ENTRY = Struct(">BBBB16sIQ")
+_STORED = Struct(">IBHB")
+STORED_SIZE = _STORED.size
+"""Bytes before a message in ``.qs``."""
+_SHARED, _OWN = 1, 2
+"""Kinds of places; 0 is in memory only."""
+
+Place = Literal["memory", "shared", "own"]
+
+
+class Entry(NamedTuple):
+    """A message of the queue that is not acknowledged."""
+
+    number: int
+    """Of the message since the begin of the queue."""
+    offset: int
+    """Offset of the entry in ``.qi``."""
+    is_persistent: bool
+    place: Place
+    """``shared``: in the store of the vhost. ``own``: in ``.qs``. ``memory``: it was never written."""
+    msg_id: bytes
+    """16 bytes if shared, else empty."""
+    stored_offset: int
+    stored_size: int
+    """Offset in ``.qs`` of the eight bytes before the message, and size of the message without them."""
+    body_size: int
+    expiry_us: int
+    """Microseconds since the epoch; 0: does not expire."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """Content of ``.qi``."""
+
+    first: int = 0
+    """Number of the first message of the segment."""
+    stop: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    damage: list[tuple[int, int, str]] = field(default_factory=list)
+    """Offset, size and reason of what cannot be read."""
+
+
+class StoredError(ValueError):
+    """There is no whole message at an offset of ``.qs``."""
+
+
+def read_index(data: Buffer) -> Segment:
+    """Read ``N.qi``. Entries that cannot be read are damage, the others are still read."""
+    found = Segment()
+    if reason := _header(data, INDEX_MAGIC):
+        if bytes(data[:HEADER_SIZE]).strip(b"\0"):
+            found.damage.append((0, min(len(data), HEADER_SIZE), reason))
+        return found
+    _, _, found.first, found.stop = _HEADER.unpack_from(data)
+    count = (len(data) - HEADER_SIZE) // ENTRY_SIZE
+    for row in range(min(count, max(found.stop - found.first, 0))):
+        at = HEADER_SIZE + row * ENTRY_SIZE
+        if data[at] == 0:
+            continue
+        status, flags, zero, kind, place, body_size, expiry = _ENTRY.unpack_from(data, at)
+        if status != 1 or flags > 1 or zero or kind > _OWN:
+            found.damage.append((at, ENTRY_SIZE, "an entry that no broker writes"))
+            continue
+        number, persistent = found.first + row, bool(flags)
+        if kind == _SHARED:
+            found.entries.append(Entry(number, at, persistent, "shared", place, 0, 0, body_size, expiry))
+        elif kind == _OWN:
+            offset, size = int.from_bytes(place[:8], "big"), int.from_bytes(place[8:12], "big")
+            found.entries.append(Entry(number, at, persistent, "own", b"", offset, size, body_size, expiry))
+        else:
+            found.entries.append(Entry(number, at, persistent, "memory", b"", 0, 0, body_size, expiry))
+    end = HEADER_SIZE + count * ENTRY_SIZE
+    if data[end:].strip(b"\0"):
+        found.damage.append((end, len(data) - end, "an entry that is cut"))
+    return found
+
+
+def _header(data: Buffer, magic: bytes) -> str:
+    """Return the reason for which the file has no sound header, or an empty text."""
+    if len(data) < HEADER_SIZE:
+        return "shorter than a header"
+    found, version, first, stop = _HEADER.unpack_from(data)
+    if found != magic or version != VERSION:
+        return f"begins with {data[:5].hex(' ')}, not with {magic.decode()} and version {VERSION}"
+    return "" if first <= stop else f"has the numbers {first} to {stop}"
+
+
+def read_stored(data: Buffer, offset: int, size: int) -> tuple[int, bool]:
+    """Return the offset of the message whose entry names this place in ``.qs``, and True if it has a checksum, which agrees.
+    Raises StoredError."""
+    term = offset + STORED_SIZE
+    if offset < HEADER_SIZE or term + size > len(data):
+        raise StoredError(f"the {STORED_SIZE + size} bytes at offset {offset} are not in the file")
+    found, flags, checksum, zero = _STORED.unpack_from(data, offset)
+    if found != size or flags > 1 or zero:
+        raise StoredError(f"no message of {size} bytes is there")
+    if flags and zlib.crc32(data[term : term + size]) & 0xFFFF != checksum:
+        raise StoredError("its checksum differs")
+    return term, bool(flags)
+
+
+def walk_stored(data: Buffer) -> Iterator[tuple[int, int]]:
+    """Yield offset and size of each whole message in ``.qs``, acknowledged or not, up to the first bytes that are none."""
+    if _header(data, STORE_MAGIC):
+        return
+    at = HEADER_SIZE
+    while at + STORED_SIZE <= len(data):
+        size, flags, _, zero = _STORED.unpack_from(data, at)
+        if flags > 1 or zero or not size or at + STORED_SIZE + size > len(data):
+            return
+        yield at, size
+        at += STORED_SIZE + size
+
+
+def encode_header(magic: bytes, first: int, stop: int) -> bytes:
+    """Encode the header of ``.qi`` (INDEX_MAGIC) or ``.qs`` (STORE_MAGIC)."""
+    return _HEADER.pack(magic, VERSION, first, stop).ljust(HEADER_SIZE, b"\0")
+
+
+def encode_shared(msg_id: bytes, body_size: int, *, is_persistent: bool = True, expiry_us: int = 0) -> bytes:
+    """Encode the entry of a message in the shared store."""
+    return _ENTRY.pack(1, is_persistent, 0, _SHARED, msg_id, body_size, expiry_us)
+
+
+def encode_own(
+    stored_offset: int, stored_size: int, body_size: int, *, is_persistent: bool = True, expiry_us: int = 0
+) -> bytes:
+    """Encode the entry of a message in ``.qs``."""
+    place = stored_offset.to_bytes(8, "big") + stored_size.to_bytes(4, "big") + bytes(4)
+    return _ENTRY.pack(1, is_persistent, 0, _OWN, place, body_size, expiry_us)
+
+
+def encode_stored(term: bytes) -> bytes:
+    """Encode a message for ``.qs``, with its checksum."""
+    return _STORED.pack(len(term), 1, zlib.crc32(term) & 0xFFFF, 0) + term

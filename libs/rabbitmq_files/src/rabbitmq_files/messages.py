@@ -1,0 +1,251 @@
+"""Messages as RabbitMQ stores them: the term of a ``basic_message`` (3.x) or of a message container ``mc`` (3.13 and later).
+
+The same bytes are in the shared message store, in queue indexes of version 1 and in ``.qs`` files. Sources: ``rabbit.hrl`` and
+``mc.erl`` of RabbitMQ 3.10 and 4.3; messages of 3.10 were compared with what the broker delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rabbitmq_files.amqp10 import read_sections
+from rabbitmq_files.properties import (
+    PropertiesError,
+    add_headers,
+    encode_header,
+    encode_p_basic,
+    encode_properties,
+    read_properties,
+)
+from rabbitmq_files.terms import Buffer, TermError, decode, decode_inner
+
+TERM_TYPE = "application/x-erlang-term"
+"""Content type of a message whose body is the term itself: of a protocol that is not decoded, such as MQTT."""
+
+
+class MessageError(ValueError):
+    """A term that is no message, or a message that cannot be read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredMessage:
+    """One message. Texts are bytes, as RabbitMQ has them."""
+
+    protocol: str
+    """``basic_message``, or the module of a container: ``mc_amqpl``, ``mc_amqp``, ``mc_mqtt``."""
+    msg_id: bytes | None
+    """16 bytes. None: a container without it."""
+    exchange: bytes
+    routing_keys: list[bytes]
+    """The key of the publish, then those of CC and BCC."""
+    body: bytes
+    is_persistent: bool
+    vhost: bytes | None = None
+    """None in a container, which does not have it."""
+    raw_properties: bytes | None = None
+    """The content header from the flags on, as the broker sends it: the client's bytes, or if the broker has changed them, its
+    own encoding. None for other protocols than AMQP 0-9-1."""
+    properties: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, Any] | None = None
+    timestamp_ms: int | None = None
+    """When the broker received it, if it says so."""
+
+
+def read_message(data: Buffer, offset: int = 0) -> tuple[StoredMessage, int]:
+    """Read the message that begins at ``offset``. Return it, and the offset after its term. Raises MessageError."""
+    try:
+        term, end = decode(data, offset)
+        if isinstance(term, tuple) and len(term) == 6 and term[0] == "basic_message":
+            return _basic_message(term), end
+        if isinstance(term, tuple) and len(term) == 4 and term[0] == "mc":
+            return _container(term, lambda: _raw_data(data, offset)), end
+    except (TermError, PropertiesError) as error:
+        raise MessageError(str(error)) from None
+    raise MessageError(f"a term that is no message: {_shape(term)}")
+
+
+def _shape(term: Any) -> str:
+    if isinstance(term, tuple) and term and isinstance(term[0], str):
+        return f"{{{term[0][:40]}, ...}} with {len(term)} members"
+    return f"a {type(term).__name__}"
+
+
+def _basic_message(term: tuple[Any, ...]) -> StoredMessage:
+    _, resource, keys, content, msg_id, persistent = term
+    if not (isinstance(resource, tuple) and len(resource) == 4 and _are_bytes(resource[1], resource[3])):
+        raise MessageError("a basic_message without the name of an exchange")
+    if not (isinstance(keys, list) and _are_bytes(*keys)):
+        raise MessageError("a basic_message whose routing keys are no list of binaries")
+    if not (isinstance(msg_id, bytes) and len(msg_id) == 16):
+        raise MessageError("a basic_message whose id has not 16 bytes")
+    raw, body = _content(content)
+    properties, headers = read_properties(raw)
+    return StoredMessage(
+        protocol="basic_message",
+        msg_id=msg_id,
+        exchange=resource[3],
+        routing_keys=keys,
+        body=body,
+        is_persistent=persistent == "true",
+        vhost=resource[1],
+        raw_properties=raw,
+        properties=properties,
+        headers=headers,
+    )
+
+
+def _content(content: Any) -> tuple[bytes, bytes]:
+    """Return properties and body of ``{content, 60, Properties, PropertiesBin, Protocol, FragmentsReversed}``."""
+    if not (isinstance(content, tuple) and len(content) == 6 and content[0] == "content"):
+        raise MessageError("a message without content")
+    _, _, decoded, raw, _, fragments = content
+    if not (isinstance(fragments, list) and _are_bytes(*fragments)):
+        raise MessageError("a message whose body is no list of binaries")
+    if not isinstance(raw, bytes):
+        if not isinstance(decoded, tuple):
+            raise MessageError("a message without properties")
+        raw = encode_p_basic(decoded)
+    return raw, fragments[0] if len(fragments) == 1 else b"".join(reversed(fragments))
+
+
+def _are_bytes(*values: Any) -> bool:
+    return all(type(value) is bytes for value in values)
+
+
+def encode_message(
+    *,
+    vhost: bytes,
+    exchange: bytes,
+    routing_keys: Sequence[bytes],
+    raw_properties: bytes,
+    body: bytes,
+    msg_id: bytes,
+    is_persistent: bool = True,
+) -> bytes:
+    """Encode a ``basic_message`` as RabbitMQ 3.10 on Erlang up to 25 does, with the body as one fragment."""
+    keys = b"".join(map(_binary, routing_keys))
+    fragments = b"l\0\0\0\1" + _binary(body) + b"j" if body else b"j"
+    parts = (
+        b"\x83h\x06", _atom(b"basic_message"), b"h\x04", _atom(b"resource"), _binary(vhost), _atom(b"exchange"),
+        _binary(exchange), b"l" + len(routing_keys).to_bytes(4, "big") + keys + b"j",
+        b"h\x06", _atom(b"content"), b"a\x3c", _atom(b"none"), _binary(raw_properties), _atom(b"rabbit_framing_amqp_0_9_1"), fragments, _binary(msg_id),
+        _atom(b"true" if is_persistent else b"false"),
+    )  # fmt: skip
+    return b"".join(parts)
+
+
+def _binary(raw: bytes) -> bytes:
+    return b"m" + len(raw).to_bytes(4, "big") + raw
+
+
+def _atom(name: bytes) -> bytes:
+    return b"d" + len(name).to_bytes(2, "big") + name
+
+
+# -- message containers --------------------------------------------------------------------------------------------------
+
+
+def _container(term: tuple[Any, ...], raw_data: Any) -> StoredMessage:
+    _, protocol, data, annotations = term
+    if not isinstance(annotations, Mapping) or not isinstance(protocol, str):
+        raise MessageError("a message container without annotations")
+    keys = [*annotations.get("rk", []), *annotations.get("bcc", [])]
+    msg_id, exchange = annotations.get("id"), annotations.get("x", b"")
+    if not _are_bytes(exchange, *keys) or not (msg_id is None or (isinstance(msg_id, bytes) and len(msg_id) == 16)):
+        raise MessageError("a message container whose annotations are of other types")
+    received = annotations.get("rts")
+    message = StoredMessage(
+        protocol=protocol,
+        msg_id=msg_id,
+        exchange=exchange,
+        routing_keys=keys,
+        body=b"",
+        is_persistent=annotations.get("d") != "false",
+        timestamp_ms=received if isinstance(received, int) and 0 <= received < 2**63 else None,
+    )
+    more = _more_headers(annotations)
+    if protocol == "mc_amqpl":
+        raw, message.body = _content(data)
+        message.raw_properties = add_headers(raw, [encode_header(*header) for header in more]) if more else raw
+        message.properties, message.headers = read_properties(message.raw_properties)
+    elif protocol == "mc_amqp" and isinstance(data, tuple) and data and data[0] == "v1" and len(data) == 7:
+        sections = data[2]
+        if not isinstance(sections, bytes):
+            raise MessageError("a message of AMQP 1.0 whose sections are no binary")
+        message.properties, message.headers, message.body = read_sections(sections)
+        _annotated(message, annotations, more)
+    else:
+        message.body = raw_data()
+        message.properties = {"content_type": TERM_TYPE, "type": protocol[:255]}
+        _annotated(message, annotations, more)
+    return message
+
+
+def _annotated(message: StoredMessage, annotations: Mapping[Any, Any], more: Sequence[tuple[bytes, str, Any]]) -> None:
+    """Add the properties that a container of another protocol has in its annotations."""
+    message.properties["delivery_mode"] = 2 if message.is_persistent else 1
+    if isinstance(priority := annotations.get("p"), int) and 0 <= priority < 256:
+        message.properties["priority"] = priority
+    if isinstance(ttl := annotations.get("ttl"), int) and 0 <= ttl < 2**63:
+        message.properties["expiration"] = str(ttl)
+    if more:
+        _, found = read_properties(add_headers(encode_properties({}), [encode_header(*header) for header in more]))
+        message.headers = (message.headers or {}) | (found or {})
+
+
+def _raw_data(data: Buffer, offset: int) -> bytes:
+    """Return the bytes of the third member of a container, as a term of its own."""
+    at = offset + 3
+    for _ in range(2):
+        _, at = decode_inner(data, at)
+    _, end = decode_inner(data, at)
+    return b"\x83" + data[at:end]
+
+
+_AS_TYPE = {bytes: "longstr", int: "long", float: "double"}
+
+
+def _more_headers(annotations: Mapping[Any, Any]) -> list[tuple[bytes, str, Any]]:
+    """Return headers that a broker adds when it delivers: annotations with a binary key ``x-...``, and ``x-death``."""
+    found: list[tuple[bytes, str, Any]] = []
+    for key, value in sorted(((key, value) for key, value in annotations.items() if isinstance(key, bytes)), key=_first):
+        if key.startswith(b"x-") and not isinstance(value, list | tuple | dict):
+            text = value in ("true", "false") and not isinstance(value, bytes)
+            found.append((key, "bool", value) if text else (key, _AS_TYPE.get(type(value), "void"), value))
+    deaths = annotations.get("deaths")
+    if isinstance(deaths, tuple) and len(deaths) == 4 and isinstance(deaths[3], Mapping):
+        found.append((b"x-death", "array", [("table", _death(key, death)) for key, death in deaths[3].items()]))
+        for prefix, key in ((b"x-first-death-", deaths[1]), (b"x-last-death-", deaths[2])):
+            if isinstance(key, tuple) and len(key) == 2:
+                queue, reason = key
+                exchange = deaths[3].get(key, (None, b""))[1]
+                found += [
+                    (prefix + b"reason", "longstr", str(reason).encode()),
+                    (prefix + b"queue", "longstr", queue),
+                    (prefix + b"exchange", "longstr", exchange),
+                ]
+    return found
+
+
+def _first(pair: tuple[bytes, Any]) -> bytes:
+    return pair[0]
+
+
+def _death(key: Any, death: Any) -> list[tuple[bytes, str, Any]]:
+    try:
+        (queue, reason), (_, exchange, routing_keys, count, times) = key, death
+        last = times["last_time"] // 1000
+        expiration = [(b"original-expiration", "longstr", b"%d" % times["ttl"])] if "ttl" in times else []
+        return [
+            (b"count", "long", count),
+            (b"reason", "longstr", str(reason).encode()),
+            (b"queue", "longstr", queue),
+            (b"time", "timestamp", last),
+            (b"exchange", "longstr", exchange),
+            (b"routing-keys", "array", [("longstr", one) for one in routing_keys]),
+            *expiration,
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise MessageError("a message container with deaths of another form") from None

@@ -1,0 +1,311 @@
+"""Properties of a message of AMQP 0-9-1: the bytes of a content header, and the same as JSON values.
+
+What JSON cannot say is an object of one member: ``{"$bytes": base64}``, ``{"$timestamp": seconds}``, ``{"$decimal": "12.34"}``,
+``{"$float": "nan"}``. The bytes begin with 16 bits, which say what is present. Source: AMQP 0-9-1, section 4.2.5, with the
+types that RabbitMQ uses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Any
+
+NAMES = (
+    "content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
+    "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
+)  # fmt: skip
+"""In the order of the flags, of which the first is bit 15; also the order of the members of an Erlang ``P_basic``."""
+MAX_DEPTH = 100
+"""Levels of tables and arrays."""
+
+_FLAGS = {name: 1 << 15 - number for number, name in enumerate(NAMES)}
+_PAIRS = tuple(_FLAGS.items())
+_OCTETS = ("delivery_mode", "priority")
+_u16, _u32, _u64 = Struct(">H"), Struct(">I"), Struct(">Q")
+_i8, _i16, _i32, _i64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
+_f32, _f64 = Struct(">f"), Struct(">d")
+_NUMBERS = {b"I": _i32, b"b": _i8, b"s": _i16, b"l": _i64, b"B": Struct(">B"), b"u": _u16, b"i": _u32, b"f": _f32, b"d": _f64}
+_NUMBERS_BY_BYTE = {key[0]: form for key, form in _NUMBERS.items()}
+_LETTERS = {
+    "longstr": b"S", "signedint": b"I", "decimal": b"D", "timestamp": b"T", "table": b"F", "array": b"A", "byte": b"b",
+    "double": b"d", "float": b"f", "long": b"l", "short": b"s", "bool": b"t", "binary": b"x", "unsignedbyte": b"B",
+    "unsignedshort": b"u", "unsignedint": b"i", "void": b"V",
+}  # fmt: skip
+"""Type in a header of a decoded ``P_basic`` to the letter on the wire."""
+
+
+class PropertiesError(ValueError):
+    """The bytes or values are no properties of AMQP 0-9-1."""
+
+
+# -- from bytes --------------------------------------------------------------------------------------------------------
+
+
+def read_properties(data: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the properties of a content header, from the flags on, and its headers, as JSON values. Raises PropertiesError."""
+    try:
+        (flags,) = _u16.unpack_from(data)
+        if flags & 1:
+            raise PropertiesError("a second word of flags, which no message has")
+        properties: dict[str, Any] = {}
+        headers, at = None, 2
+        for name, flag in _PAIRS:
+            if not flags & flag:
+                continue
+            if name == "headers":
+                headers, at = _read_table(data, at, 0)
+            elif name in _OCTETS:
+                properties[name], at = data[at], at + 1
+            elif name == "timestamp":
+                (properties[name],), at = _u64.unpack_from(data, at), at + 8
+            else:
+                end = at + 1 + data[at]
+                properties[name], at = _text(_cut(data, at + 1, end)), end
+    except (IndexError, struct.error):
+        raise PropertiesError("the properties are cut") from None
+    if at != len(data):
+        raise PropertiesError(f"{len(data) - at} bytes after the properties")
+    return properties, headers
+
+
+def _cut(data: bytes, begin: int, end: int) -> bytes:
+    if end > len(data):
+        raise PropertiesError("the properties are cut")
+    return data[begin:end]
+
+
+def _text(raw: bytes) -> Any:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"$bytes": base64.b64encode(raw).decode()}
+
+
+def _read_table(data: bytes, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    end = at + 4 + _u32.unpack_from(data, at)[0]
+    if end > len(data) or depth >= MAX_DEPTH:
+        raise PropertiesError("a table that is cut, or nested too deeply")
+    at += 4
+    found: dict[str, Any] = {}
+    while at < end:
+        stop = at + 1 + data[at]
+        name = _cut(data, at + 1, stop).decode("utf-8", "backslashreplace")
+        found[name], at = _read_value(data, stop, depth + 1)
+    if at != end:
+        raise PropertiesError("a table whose last value does not end with it")
+    return found, end
+
+
+def _read_array(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    end = at + 4 + _u32.unpack_from(data, at)[0]
+    if end > len(data) or depth >= MAX_DEPTH:
+        raise PropertiesError("an array that is cut, or nested too deeply")
+    at += 4
+    found = []
+    while at < end:
+        value, at = _read_value(data, at, depth + 1)
+        found.append(value)
+    if at != end:
+        raise PropertiesError("an array whose last value does not end with it")
+    return found, end
+
+
+def _read_value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    letter = data[at]
+    at += 1
+    if letter == 83 or letter == 120:  # S, x
+        end = at + 4 + _u32.unpack_from(data, at)[0]
+        raw = _cut(data, at + 4, end)
+        return _text(raw) if letter == 83 else {"$bytes": base64.b64encode(raw).decode()}, end
+    if (form := _NUMBERS_BY_BYTE.get(letter)) is not None:
+        (value,) = form.unpack_from(data, at)
+        is_number = not isinstance(value, float) or math.isfinite(value)
+        return value if is_number else {"$float": str(value)}, at + form.size
+    if letter == 116:  # t
+        return data[at] != 0, at + 1
+    if letter == 70:  # F
+        return _read_table(data, at, depth)
+    if letter == 65:  # A
+        return _read_array(data, at, depth)
+    if letter == 84:  # T
+        return {"$timestamp": _u64.unpack_from(data, at)[0]}, at + 8
+    if letter == 86:  # V
+        return None, at
+    if letter == 68:  # D
+        return {"$decimal": _decimal(data[at], _u32.unpack_from(data, at + 1)[0])}, at + 5
+    raise PropertiesError(f"a value of type {letter}, which AMQP 0-9-1 does not have")
+
+
+def _decimal(scale: int, digits: int) -> str:
+    text = str(digits).rjust(scale + 1, "0")
+    return f"{text[:-scale]}.{text[-scale:]}" if scale else text
+
+
+# -- from a decoded P_basic --------------------------------------------------------------------------------------------
+
+
+def encode_p_basic(record: Sequence[Any]) -> bytes:
+    """Encode the Erlang tuple ``{'P_basic', ContentType, ...}`` as RabbitMQ does when it sends such a message.
+    Raises PropertiesError."""
+    if len(record) != 1 + len(NAMES) or record[0] != "P_basic":
+        raise PropertiesError("is no P_basic")
+    values = {name: value for name, value in zip(NAMES, record[1:], strict=True) if value != "undefined"}
+    headers = values.pop("headers", None)
+    return _encode(values, None if headers is None else _typed_table(headers, 0))
+
+
+def encode_header(name: bytes, kind: str, value: Any) -> bytes:
+    """Encode one header of a decoded ``P_basic``: ``{Name, Type, Value}``. Raises PropertiesError."""
+    return _shortstr(name) + _typed_value(kind, value, 0)
+
+
+def _typed_table(headers: Any, depth: int) -> bytes:
+    try:
+        inner = b"".join(_shortstr(name) + _typed_value(kind, value, depth + 1) for name, kind, value in headers)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, PropertiesError):
+            raise
+        raise PropertiesError("headers that are not {Name, Type, Value}") from None
+    return _sized(inner)
+
+
+def _typed_value(kind: str, value: Any, depth: int) -> bytes:
+    if depth > MAX_DEPTH:
+        raise PropertiesError("headers that are nested too deeply")
+    try:
+        letter = _LETTERS[kind]
+        if kind in ("longstr", "binary"):
+            return letter + _sized(value)
+        if kind == "table":
+            return letter + _typed_table(value, depth)
+        if kind == "array":
+            return letter + _sized(b"".join(_typed_value(inner, one, depth + 1) for inner, one in value))
+        if kind == "bool":
+            return letter + bytes([value == "true"])
+        if kind == "decimal":
+            scale, digits = value
+            return letter + bytes([scale]) + _u32.pack(digits)
+        if kind == "timestamp":
+            return letter + _u64.pack(value)
+        return letter if kind == "void" else letter + _NUMBERS[letter].pack(value)
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        if isinstance(error, PropertiesError):
+            raise
+        raise PropertiesError(f"a header of type {str(kind)[:20]} with a value that is none") from None
+
+
+# -- from JSON values ----------------------------------------------------------------------------------------------------
+
+
+def encode_properties(properties: Mapping[str, Any], headers: Mapping[str, Any] | None = None) -> bytes:
+    """Encode properties and headers as JSON has them. An integer becomes ``I`` if it has 32 bits, else ``l``; a number with a
+    fraction ``d``; text ``S``; ``$bytes`` ``x``. Names that AMQP does not have are refused. Raises PropertiesError."""
+    for name in properties:
+        if name not in _FLAGS or name == "headers":
+            raise PropertiesError(f"{name!r} is no property of AMQP 0-9-1")
+    return _encode(properties, None if headers is None else _json_table(headers, 0))
+
+
+def _json_table(headers: Mapping[str, Any], depth: int) -> bytes:
+    return _sized(b"".join(_shortstr(name.encode()) + _json_value(value, depth + 1) for name, value in headers.items()))
+
+
+def _json_value(value: Any, depth: int) -> bytes:
+    if depth > MAX_DEPTH:
+        raise PropertiesError("headers that are nested too deeply")
+    if value is None:
+        return b"V"
+    if isinstance(value, bool):
+        return b"t" + bytes([value])
+    if isinstance(value, str):
+        return b"S" + _sized(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise PropertiesError(f"an integer of {value.bit_length()} bits; AMQP 0-9-1 has 64")
+        return b"I" + _i32.pack(value) if -(2**31) <= value < 2**31 else b"l" + _i64.pack(value)
+    if isinstance(value, float):
+        return b"d" + _f64.pack(value)
+    if isinstance(value, Mapping):
+        if len(value) == 1 and (special := _special(*next(iter(value.items())))) is not None:
+            return special
+        return b"F" + _json_table(value, depth)
+    if isinstance(value, Sequence):
+        return b"A" + _sized(b"".join(_json_value(one, depth + 1) for one in value))
+    raise PropertiesError(f"a header of the type {type(value).__name__}")
+
+
+def _special(name: str, value: Any) -> bytes | None:
+    """Encode what JSON cannot say. None: another object."""
+    try:
+        if name == "$bytes":
+            return b"x" + _sized(base64.b64decode(value, validate=True))
+        if name == "$timestamp":
+            return b"T" + _u64.pack(value)
+        if name == "$float":
+            return b"d" + _f64.pack(float(value))
+        if name == "$decimal":
+            whole, _, fraction = value.partition(".")
+            return b"D" + bytes([len(fraction)]) + _u32.pack(int(whole + fraction))
+    except (AttributeError, TypeError, ValueError, struct.error, binascii.Error):
+        raise PropertiesError(f"a {name} with a value that is none") from None
+    return None
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------------
+
+
+def _encode(values: Mapping[str, Any], table: bytes | None) -> bytes:
+    flags, parts = 0, []
+    for name in NAMES:
+        if name == "headers":
+            if table is not None:
+                flags |= _FLAGS[name]
+                parts.append(table)
+        elif (value := values.get(name)) is not None:
+            flags |= _FLAGS[name]
+            parts.append(_property(name, value))
+    return _u16.pack(flags) + b"".join(parts)
+
+
+def _property(name: str, value: Any) -> bytes:
+    try:
+        if name in _OCTETS:
+            return bytes([value])
+        if name == "timestamp":
+            return _u64.pack(value["$timestamp"] if isinstance(value, Mapping) else value)
+        if isinstance(value, Mapping):
+            value = base64.b64decode(value["$bytes"], validate=True)
+        return _shortstr(value if isinstance(value, bytes) else value.encode())
+    except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
+        if isinstance(error, PropertiesError):
+            raise
+        raise PropertiesError(f"the property {name} has a value that is none") from None
+
+
+def _shortstr(raw: bytes) -> bytes:
+    if not isinstance(raw, bytes) or len(raw) > 255:
+        raise PropertiesError("a short text of more than 255 bytes, or none")
+    return bytes([len(raw)]) + raw
+
+
+def _sized(raw: bytes) -> bytes:
+    if not isinstance(raw, bytes):
+        raise PropertiesError("a text that is none")
+    return _u32.pack(len(raw)) + raw
+
+
+def add_headers(raw: bytes, more: Sequence[bytes]) -> bytes:
+    """Return the bytes of a content header with more headers, each from :func:`encode_header`. Raises PropertiesError."""
+    read_properties(raw)
+    (flags,) = _u16.unpack_from(raw)
+    at = 2
+    for name in ("content_type", "content_encoding"):
+        at += (1 + raw[at]) if flags & _FLAGS[name] else 0
+    end = at + 4 + _u32.unpack_from(raw, at)[0] if flags & _FLAGS["headers"] else at
+    inner = raw[at + 4 : end] + b"".join(more)
+    return _u16.pack(flags | _FLAGS["headers"]) + raw[2:at] + _sized(inner) + raw[end:]

@@ -1,0 +1,1 @@
+"""Queues of a RabbitMQ node, for msgstore."""

@@ -1,0 +1,70 @@
+"""Files that a clean stop wrote know what must be there: a segment, a queue or messages that are missing are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from rabbitmq_files.tables import Table, read_log, text_of
+
+from msgstore.contract import QueueName, SourceContext, SourceDamage
+from msgstore_rabbitmq_source.layout import RECOVERY, NodeFiles, VhostFiles, joined
+
+SUMMARY = "file_summary.ets"
+Persistent = Callable[[VhostFiles, str], int]
+"""Returns the number of persistent messages in the index of a queue directory."""
+
+
+def cross_check(
+    context: SourceContext,
+    node: NodeFiles,
+    vhost: VhostFiles,
+    terms: Table,
+    names: Mapping[str, QueueName],
+    persistent: Persistent,
+) -> Iterator[SourceDamage]:
+    """Yield what a vhost has lost since it stopped cleanly. ``names``: of the queues, by directory."""
+    for store, segments in vhost.stores.items():
+        if (place := joined(store, SUMMARY)) in node.files:
+            yield from _missing_segments(node, store, segments, place, bytes(context.read(place)))
+    place = vhost.path(RECOVERY)
+    for offset, size, reason in terms.damage:
+        yield SourceDamage(file=place, offset=offset, size=size, reason=reason)
+    by_hash = {PurePosixPath(directory).name: directory for directory in vhost.queues}
+    for offset, row in terms.terms:
+        if (found := _expected(row)) is None or not found[1]:
+            continue
+        hashed, expected = found
+        directory = by_hash.get(hashed)
+        there = 0 if directory is None else persistent(vhost, directory)
+        if there < expected:
+            what = "has" if directory is not None else "is missing, and had"
+            reason = f"the queue directory {hashed} {what} {there if directory else expected} persistent messages"
+            reason += f" in its index, and {expected} when the broker stopped" if directory is not None else ""
+            name = None if directory is None else names.get(directory)
+            yield SourceDamage(file=place, offset=offset, size=1, reason=reason, name=name, messages=expected - there)
+
+
+def _missing_segments(node: NodeFiles, store: str, segments: list[str], place: str, data: bytes) -> Iterator[SourceDamage]:
+    """Yield the segments that ``file_summary.ets`` has, and the directory has not."""
+    sizes = {PurePosixPath(name).stem: node.files[joined(store, name)].size for name in segments}
+    for offset, row in read_log(data).terms:
+        if not (isinstance(row, tuple) and len(row) == 8 and row[0] == "file_summary" and isinstance(row[2], int)):
+            continue
+        number, live, size = str(row[1]), row[2], row[5]
+        if number not in sizes and live > 0:
+            reason = f"segment {number} is missing: it had {live:,} bytes of messages when the broker stopped"
+            yield SourceDamage(file=place, offset=offset, size=1, reason=reason)
+        elif isinstance(size, int) and sizes.get(number, size) < size:
+            reason = f"segment {number} has {sizes[number]:,} bytes, and had {size:,} when the broker stopped"
+            yield SourceDamage(file=place, offset=offset, size=1, reason=reason)
+
+
+def _expected(row: Any) -> tuple[str, int] | None:
+    """Return directory and number of persistent messages from a row of ``recovery.dets``."""
+    if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], list)):
+        return None
+    hashed = text_of(row[0])
+    counts = [pair[1] for pair in row[1] if isinstance(pair, tuple) and len(pair) == 2 and pair[0] == "persistent_count"]
+    return (hashed, counts[0]) if hashed and counts and isinstance(counts[0], int) else None

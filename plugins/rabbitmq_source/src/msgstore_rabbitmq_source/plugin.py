@@ -1,0 +1,22 @@
+"""Registration of the source and the command ``rabbitmq``. Imports no implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgstore import hookimpl
+from msgstore.contract import SourceDescriptor
+
+
+@hookimpl
+def msgstore_sources() -> Iterable[SourceDescriptor]:
+    return [
+        SourceDescriptor(
+            name="rabbitmq",
+            contract=(1, 0),
+            factory="msgstore_rabbitmq_source.source:RabbitmqSource",
+            detect="msgstore_rabbitmq_source.source:detect",
+            sample="msgstore_rabbitmq_source.source:sample",
+            summary="classic queues of a RabbitMQ node: its data directory, a vhost, or one queue",
+        )
+    ]

@@ -1,0 +1,133 @@
+"""Messages of one queue directory that are not acknowledged, in the order of the queue: segment by segment, from the index."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from rabbitmq_files import index_v1, index_v2
+
+from msgstore.contract import Buffer, SourceDamage
+from msgstore_rabbitmq_source.layout import JOURNAL, NUMBERED, joined
+
+Read = Callable[[str], Buffer]
+
+
+class LiveEntry(NamedTuple):
+    """A message of the queue."""
+
+    sequence: int | None
+    """Number since the begin of the queue. None: the index of the segment is lost."""
+    is_persistent: bool
+    msg_id: bytes
+    """Empty if the index does not have it."""
+    body_size: int | None
+    expiry_us: int
+    file: str
+    """File that has the message, and is the origin; the index if the message is in a shared store."""
+    offset: int
+    size: int
+    """Of the record in that file."""
+    term_offset: int
+    term_size: int
+    """0: the message is in a shared store."""
+    is_verified: bool = False
+    is_unsure: bool = False
+    """True if nothing says that the message is not acknowledged."""
+
+
+Found = LiveEntry | SourceDamage
+
+
+def live_entries(directory: str, names: list[str], segment_entries: int, read: Read) -> Iterator[Found]:
+    """Yield the messages of a queue directory, and damage. ``segment_entries``: of index v1."""
+    by_kind: dict[str, dict[int, str]] = {"idx": {}, "qi": {}, "qs": {}}
+    for name in names:
+        if match := NUMBERED.fullmatch(name):
+            by_kind[match[2]][int(match[1])] = joined(directory, name)
+    journal = joined(directory, JOURNAL) if JOURNAL in names else None
+    if by_kind["idx"] or journal:
+        yield from _live_v1(by_kind["idx"], journal, segment_entries, read)
+    if by_kind["qi"] or by_kind["qs"]:
+        yield from _live_v2(by_kind["qi"], by_kind["qs"], read)
+
+
+def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, read: Read) -> Iterator[Found]:
+    journal = index_v1.IndexFile()
+    if journal_file is not None:
+        data = read(journal_file)
+        journal = index_v1.read_journal(data)
+        if journal.reason:
+            yield SourceDamage(file=journal_file, offset=journal.end, size=len(data) - journal.end, reason=journal.reason)
+    numbers = sorted(journal.publishes)
+    for segment in sorted(segments.keys() | {number // count for number in numbers}):
+        found = index_v1.IndexFile()
+        file = segments.get(segment)
+        if file is not None:
+            data = read(file)
+            found = index_v1.read_segment(data)
+            if found.reason:
+                yield SourceDamage(file=file, offset=found.end, size=len(data) - found.end, reason=found.reason)
+        base = segment * count
+        rows = {base + number: (file or "", publish) for number, publish in found.publishes.items()}
+        for number in numbers[bisect_left(numbers, base) : bisect_left(numbers, base + count)]:
+            rows.setdefault(number, (journal_file or "", journal.publishes[number]))
+        for number, (origin, publish) in sorted(rows.items()):
+            if number - base not in found.acknowledged and number not in journal.acknowledged:
+                yield LiveEntry(
+                    number, publish.is_persistent, publish.msg_id, publish.body_size, publish.expiry_us,
+                    origin, publish.offset, publish.size, publish.term_offset, publish.term_size,
+                )  # fmt: skip
+
+
+def _live_v2(indexes: Mapping[int, str], stores: Mapping[int, str], read: Read) -> Iterator[Found]:
+    for number in sorted(indexes.keys() | stores.keys()):
+        index, store = indexes.get(number), stores.get(number)
+        if index is None:
+            assert store is not None
+            yield SourceDamage(file=store, reason=f"{number}.qi is missing: acknowledged messages are listed as well")
+            yield from _walk(store, read)
+            continue
+        segment = index_v2.read_index(read(index))
+        for offset, size, reason in segment.damage:
+            yield SourceDamage(file=index, offset=offset, size=size, reason=reason)
+        data = read(store) if store is not None else b""
+        if segment.damage and segment.damage[0][0] == 0 and store is not None:  # the whole index cannot be read
+            yield from _walk(store, read)
+            continue
+        for entry in segment.entries:
+            yield _live_entry(entry, index, store, data)
+
+
+def _live_entry(entry: index_v2.Entry, index: str, store: str | None, data: Buffer) -> Found:
+    row = (entry.number, entry.is_persistent, entry.msg_id, entry.body_size, entry.expiry_us)
+    if entry.place == "shared":
+        return LiveEntry(*row, index, entry.offset, index_v2.ENTRY_SIZE, 0, 0)
+    reason = "the message was in memory only"
+    if entry.place == "own" and store is None:
+        reason = "the message is in a .qs file that is missing"
+    elif entry.place == "own":
+        assert store is not None
+        try:
+            term, verified = index_v2.read_stored(data, entry.stored_offset, entry.stored_size)
+            return LiveEntry(
+                *row, store, entry.stored_offset, index_v2.STORED_SIZE + entry.stored_size, term, entry.stored_size, verified
+            )
+        except index_v2.StoredError as error:
+            reason = f"the message at {entry.stored_offset} in {store.rpartition('/')[2]}: {error}"
+    lost = 1 if entry.is_persistent else 0
+    return SourceDamage(file=index, offset=entry.offset, size=index_v2.ENTRY_SIZE, reason=reason, messages=lost)
+
+
+def _walk(store: str, read: Read) -> Iterator[Found]:
+    """Yield each message of a ``.qs`` file without its index."""
+    data = read(store)
+    for offset, size in index_v2.walk_stored(data):
+        place = (store, offset, index_v2.STORED_SIZE + size)
+        try:
+            term, verified = index_v2.read_stored(data, offset, size)
+        except index_v2.StoredError as error:
+            yield SourceDamage(file=store, offset=offset, size=place[2], reason=str(error))
+        else:
+            yield LiveEntry(None, True, b"", None, 0, *place, term, size, verified, is_unsure=True)

@@ -1,0 +1,214 @@
+"""Batches of messages from the entries of a queue: bodies are read from the index, or by id from the shared store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import attrs
+from rabbitmq_files.messages import MessageError, StoredMessage, read_message
+
+from msgstore.contract import Buffer, MessageBatch, QueueName, SourceContext, SourceDamage
+from msgstore.contract.messages import CERTAIN, MAYBE_CONSUMED
+from msgstore_rabbitmq_source.naming import QueueDirectory, text
+from msgstore_rabbitmq_source.queue_index import LiveEntry
+from msgstore_rabbitmq_source.shared_store import Place, SharedStore
+
+_BATCH_BYTES = 4 * 2**20
+_BATCH_MESSAGES = 2**12
+_Item = MessageBatch | SourceDamage
+
+
+class RowReader:
+    """Reads one queue, from its first position to the last."""
+
+    def __init__(self, context: SourceContext, store: SharedStore, name: QueueName, *, is_final: bool = True) -> None:
+        self._context = context
+        self._store = store
+        self._name = name
+        self._certainty = CERTAIN if is_final else MAYBE_CONSUMED
+        self._position = 0
+        self._file: tuple[str, Buffer] = ("", b"")
+        """The file that was read last."""
+        self._lost: dict[str, SourceDamage] = {}
+        """Index file to the messages in it that are in no store."""
+        self._batch = _Columns()
+
+    def rows(
+        self, entries: Iterable[LiveEntry | SourceDamage], part: QueueDirectory, first: int, stop: int | None
+    ) -> Iterator[_Item]:
+        """Yield the messages of a directory of the queue, at positions of the queue. The last batch comes with ``rest``."""
+        for entry in entries:
+            if isinstance(entry, SourceDamage):
+                yield attrs.evolve(entry, name=self._name)
+                self._position += entry.messages
+                continue
+            position = self._position
+            self._position += 1
+            if position < first or (stop is not None and position >= stop):
+                continue
+            yield from self._add(entry, part, position)
+            if self._batch.is_full():
+                yield self._batch.taken(self._name)
+
+    def rest(self) -> Iterator[_Item]:
+        """Yield the last batch, and the messages that are lost."""
+        if self._batch.bodies:
+            yield self._batch.taken(self._name)
+        yield from self._lost.values()
+
+    def orphans(self, referenced: Collection[bytes], first: int, stop: int | None) -> Iterator[_Item]:
+        """Yield the messages of the store that are in no queue."""
+        for msg_id in self._store.ids():
+            if msg_id in referenced:
+                continue
+            position = self._position
+            self._position += 1
+            if position < first or (stop is not None and position >= stop):
+                continue
+            place = self._store.find(msg_id)
+            assert place is not None
+            try:
+                message, end = read_message(self._store.read(place))
+            except MessageError as error:
+                yield self._damage(place, str(error), messages=1)
+                continue
+            entry = LiveEntry(None, True, msg_id, None, 0, place.file, place.offset, place.size, 0, 0)
+            yield from self._corrected(place, end)
+            self._batch.add(message, entry, position, "orphan", CERTAIN, self._raw(entry, place))
+            if self._batch.is_full():
+                yield self._batch.taken(self._name)
+        yield from self.rest()
+
+    def _add(self, entry: LiveEntry, part: QueueDirectory, position: int) -> Iterator[SourceDamage]:
+        """Add a message to the batch. Yields what is damaged."""
+        place = None
+        data: Buffer
+        if entry.term_size:
+            begin = entry.term_offset
+            data = self._read(entry.file)[begin : begin + entry.term_size]
+        elif (place := self._store.find(entry.msg_id)) is None:
+            self._lose(entry)
+            return
+        else:
+            data = self._store.read(place)
+        origin = Place(entry.file, entry.offset, entry.size, 0, entry.term_size) if place is None else place
+        lost = int(entry.is_persistent)
+        try:
+            message, end = read_message(bytes(data))
+        except MessageError as error:
+            yield self._damage(origin, str(error), messages=lost)
+            return
+        if reason := _contradiction(message, entry, part.vhost):
+            yield self._damage(origin, reason, messages=lost)
+            return
+        yield from self._corrected(origin, end)
+        if place is not None:
+            entry = entry._replace(file=place.file, offset=place.offset, size=place.size)
+        state = "ready"
+        if not entry.is_persistent or not part.is_durable:
+            state = "transient"
+        elif 0 < entry.expiry_us // 1000 <= self._context.now_ms:
+            state = "expired"
+        certainty = MAYBE_CONSUMED if entry.is_unsure else self._certainty
+        self._batch.add(message, entry, position, state, certainty, self._raw(entry, place))
+
+    def _corrected(self, place: Place, end: int) -> Iterator[SourceDamage]:
+        """Yield the damage of a record whose size is wrong, and whose message is whole."""
+        if place.is_corrected or end < place.term_size:
+            yield self._damage(place, "the size of the record, or its end, is wrong: the message was read by its own length")
+
+    def _damage(self, place: Place, reason: str, messages: int = 0) -> SourceDamage:
+        return SourceDamage(
+            file=place.file, offset=place.offset, size=place.size, reason=reason, name=self._name, messages=messages
+        )
+
+    def _lose(self, entry: LiveEntry) -> None:
+        """Count a message that is in the index, and not in the store. A transient one is lost at every restart."""
+        if not entry.is_persistent:
+            return
+        known = self._lost.get(entry.file)
+        count = 1 if known is None else known.messages + 1
+        first = entry if known is None else known
+        reason = f"in the queue index, and not in the shared store: {count:,}, first {entry.msg_id.hex()}"
+        if known is not None:
+            reason = f"{known.reason.split(':')[0]}: {count:,}, first {known.reason.rpartition(' ')[2]}"
+        self._lost[entry.file] = SourceDamage(
+            file=entry.file, offset=first.offset, size=first.size, reason=reason, name=self._name, messages=count
+        )
+
+    def _raw(self, entry: LiveEntry, place: Place | None) -> bytes | None:
+        if not self._context.raw:
+            return None
+        if place is not None or not entry.term_size:
+            assert place is not None
+            return self._store.read_record(place)
+        return bytes(self._read(entry.file)[entry.offset : entry.offset + entry.size])
+
+    def _read(self, file: str) -> Buffer:
+        if self._file[0] != file:
+            self._file = (file, self._context.read(file))
+        return self._file[1]
+
+
+def _contradiction(message: StoredMessage, entry: LiveEntry, vhost: bytes | None) -> str:
+    """Return how a message contradicts the queue index, or an empty text."""
+    if entry.msg_id and message.msg_id is not None and message.msg_id != entry.msg_id:
+        return f"the message has the id {message.msg_id.hex()}, and the queue index {entry.msg_id.hex()}"
+    if entry.body_size is not None and len(message.body) != entry.body_size:
+        return f"the body has {len(message.body)} bytes, and the queue index says {entry.body_size}"
+    if vhost is not None and message.vhost is not None and message.vhost != vhost:
+        return f"the message is of the vhost {text(message.vhost)!r}"
+    return ""
+
+
+@attrs.define
+class _Columns:
+    """A batch that grows."""
+
+    bodies: list[bytes] = attrs.field(factory=list)
+    rows: list[tuple[Any, ...]] = attrs.field(factory=list)
+    bytes: int = 0
+
+    def add(self, message: StoredMessage, entry: LiveEntry, position: int, state: str, certainty: str, raw: Any) -> None:
+        msg_id = message.msg_id or entry.msg_id
+        self.bodies.append(message.body)
+        self.bytes += entry.size
+        self.rows.append((
+            position, state, entry.file, entry.offset, entry.size, entry.sequence, msg_id.hex() or None, raw,
+            text(message.exchange), [text(key) for key in message.routing_keys], message.properties, message.headers,
+            message.raw_properties, message.timestamp_ms, entry.expiry_us // 1000 or None, certainty,
+            True if entry.is_verified else None,
+        ))  # fmt: skip
+
+    def is_full(self) -> bool:
+        return self.bytes >= _BATCH_BYTES or len(self.bodies) >= _BATCH_MESSAGES
+
+    def taken(self, name: QueueName) -> MessageBatch:
+        """Return the batch, and begin another one."""
+        (
+            positions, states, files, offsets, sizes, sequences, ids, raws, exchanges, keys, properties, headers,
+            raw_properties, times, expiries, certainties, verified,
+        ) = zip(*self.rows, strict=True)  # fmt: skip
+        bodies, self.bodies, self.rows, self.bytes = self.bodies, [], [], 0
+        return MessageBatch(
+            name=name,
+            bodies=bodies,
+            positions=positions,
+            states=states,
+            files=files,
+            offsets=offsets,
+            sizes=sizes,
+            sequences=sequences,
+            ids=ids,
+            raws=raws if any(raw is not None for raw in raws) else None,
+            exchanges=exchanges,
+            routing_keys=keys,
+            properties=properties,
+            headers=headers,
+            raw_properties=raw_properties,
+            timestamps_ms=times if any(times) else None,
+            expiries_ms=expiries if any(expiries) else None,
+            certainties=certainties,
+            verified=verified if any(verified) else None,
+        )

@@ -1,0 +1,170 @@
+"""Shared message stores of a vhost: find a message by its id. Bodies are read one by one, so memory holds the ids only."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path, PurePosixPath
+
+import attrs
+from rabbitmq_files.messages import MessageError, read_message
+
+from msgstore import load_catalogue
+from msgstore.contract import FormatContext, SegmentFormat, SourceContext, SourceDamage
+from msgstore_rabbitmq_source.layout import VhostFiles, joined
+
+_TERM = re.compile(rb"\x83[hP]")
+"""Begin of the term of a message."""
+_OPEN_FILES = 64
+_ID_SIZE = 16
+
+
+@attrs.frozen
+class Place:
+    """A record of a message store."""
+
+    file: str
+    """Path relative to the source's path."""
+    offset: int
+    size: int
+    term_offset: int
+    """Offset of the message in the file."""
+    term_size: int
+    is_corrected: bool = False
+    """True if the record was found by its term, as its size or its end is wrong."""
+
+
+@cache
+def segment_formats() -> dict[str, SegmentFormat]:
+    """Return the installed format of each extension of segments."""
+    catalogue = load_catalogue()
+    found = {}
+    for extension, name in catalogue.formats_by_extension().items():
+        descriptor = catalogue.format(name)
+        found[extension] = catalogue.make(descriptor, FormatContext(descriptor.options()))
+    return found
+
+
+class SharedStore:
+    """The persistent and the transient store of one vhost."""
+
+    def __init__(self, context: SourceContext, vhost: VhostFiles) -> None:
+        self._context = context
+        self._files = [joined(store, name) for store, names in sorted(vhost.stores.items()) for name in _by_number(names)]
+        self._rows: dict[bytes, int] | None = None
+        """Id to row of the columns below."""
+        self._file_rows, self._offsets, self._sizes = array("L"), array("Q"), array("Q")
+        self._corrected: dict[bytes, Place] | None = None
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self.damage: list[SourceDamage] = []
+        """Complete after the first call of another method."""
+
+    def find(self, msg_id: bytes) -> Place | None:
+        """Return the place of a message, or None."""
+        if (row := self._index().get(msg_id)) is not None:
+            return self._place(row)
+        return self._find_terms().get(msg_id)
+
+    def ids(self) -> Iterator[bytes]:
+        """Yield the id of each record, by file and offset."""
+        yield from self._index()
+
+    def read(self, place: Place) -> bytes:
+        """Return the bytes of a message's term and, if the record is not corrected, what follows it in the record."""
+        return self._pread(place.file, place.term_offset, place.term_size)
+
+    def read_record(self, place: Place) -> bytes:
+        """Return the whole record."""
+        return self._pread(place.file, place.offset, place.size)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
+
+    def _place(self, row: int) -> Place:
+        file, offset, size = self._files[self._file_rows[row]], self._offsets[row], self._sizes[row]
+        begin, end = segment_formats()[PurePosixPath(file).suffix].body_span(b"", offset, size)
+        return Place(file, offset, size, begin, end - begin)
+
+    def _index(self) -> dict[bytes, int]:
+        if self._rows is None:
+            self._rows = {}
+            for number, file in enumerate(self._files):
+                self._scan(number, file, self._rows)
+        return self._rows
+
+    def _scan(self, number: int, file: str, rows: dict[bytes, int]) -> None:
+        data = self._context.read(file)
+        scan = segment_formats()[PurePosixPath(file).suffix].scan(data)
+        for msg_id, offset, size, _ in chain(scan.records.rows(), scan.duplicates.rows()):
+            row = rows.setdefault(msg_id, len(self._offsets))
+            if row == len(self._offsets):
+                self._file_rows.append(number)
+                self._offsets.append(offset)
+                self._sizes.append(size)
+            elif not self._is_equal(row, data[offset : offset + size]):
+                self._report(file, offset, size, "another message with the id of an earlier one")
+        for span in scan.damage:
+            self._report(file, span.offset, span.size, span.reason)
+        for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True):
+            if data[offset : offset + size].strip(b"\0"):
+                self._report(file, offset, size, "bytes that are no record and not zero")
+        if scan.end.state != "clean":
+            self._report(file, scan.end.offset, len(data) - scan.end.offset, scan.end.reason or scan.end.state)
+
+    def _is_equal(self, row: int, record: bytes) -> bool:
+        size = self._sizes[row]
+        return size == len(record) and self._pread(self._files[self._file_rows[row]], self._offsets[row], size) == record
+
+    def _report(self, file: str, offset: int, size: int, reason: str) -> None:
+        self.damage.append(SourceDamage(file=file, offset=offset, size=size, reason=reason))
+
+    def _find_terms(self) -> dict[bytes, Place]:
+        """Return the messages that are there and in no record: a record's size may be wrong, and a term says where it ends."""
+        if self._corrected is None:
+            self._corrected = {}
+            for file in self._files:
+                self._find_terms_in(file, self._corrected)
+        return self._corrected
+
+    def _find_terms_in(self, file: str, found: dict[bytes, Place]) -> None:
+        data = self._context.read(file)
+        known = self._index()
+        overhead = segment_formats()[PurePosixPath(file).suffix].body_span(b"", 0, 0)[0]
+        for match in _TERM.finditer(data):
+            at = match.start()
+            msg_id = data[at - _ID_SIZE : at]
+            if at < overhead or msg_id in known or msg_id in found:
+                continue
+            try:
+                message, end = read_message(data, at)
+            except MessageError:
+                continue
+            if message.msg_id == msg_id:
+                found[msg_id] = Place(file, at - overhead, end - at + overhead, at, end - at, is_corrected=True)
+
+    def _pread(self, name: str, offset: int, size: int) -> bytes:
+        file = self._open.get(name)
+        if file is None:
+            if len(self._open) >= _OPEN_FILES:
+                os.close(self._open.popitem(last=False)[1])
+            file = os.open(_join(self._context.path, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._open[name] = file
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(f"{name}: is no regular file")
+        return os.pread(file, size, offset)
+
+
+def _join(path: Path, name: str) -> Path:
+    return path / name if name else path
+
+
+def _by_number(names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: (int(name.partition(".")[0]), name))

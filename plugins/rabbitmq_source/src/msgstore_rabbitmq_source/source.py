@@ -1,0 +1,223 @@
+"""Source ``rabbitmq``: the classic queues of a node, each message in the order of delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import attrs
+from rabbitmq_files import index_v1, index_v2, names
+from rabbitmq_files.messages import encode_message
+from rabbitmq_files.node_tables import FILES, NodeTables, read_tables
+from rabbitmq_files.properties import encode_properties
+from rabbitmq_files.tables import Table
+
+from msgstore.contract import Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
+from msgstore_rabbitmq_source import layout
+from msgstore_rabbitmq_source.cross_check import cross_check
+from msgstore_rabbitmq_source.layout import VhostFiles, joined
+from msgstore_rabbitmq_source.naming import SYSTEM, Namer, QueueDirectory, queue_name, text
+from msgstore_rabbitmq_source.not_read import not_read
+from msgstore_rabbitmq_source.queue_index import LiveEntry, live_entries
+from msgstore_rabbitmq_source.rows import RowReader
+from msgstore_rabbitmq_source.shared_store import SharedStore, segment_formats
+from msgstore_rabbitmq_source.shutdown import is_idle, newest_change, recovery_terms, stopped_cleanly
+
+
+def sample(directory: Path) -> Path:
+    """Make a node with one vhost, and a queue of each index version."""
+    vhost = directory / "msg_stores/vhosts" / names.vhost_directory(b"/")
+    for version, queue in ((1, b"one"), (2, b"two")):
+        place = vhost / "queues" / names.queue_directory(b"/", queue)
+        place.mkdir(parents=True)
+        (place / layout.QUEUE_NAME).write_bytes(names.encode_queue_name(b"/", queue, version))
+        write_sample_queue(place, queue, version)
+    (vhost / layout.VHOST_NAME).write_bytes(b"/")
+    return directory
+
+
+def write_sample_queue(place: Path, queue: bytes, version: int) -> None:
+    """Write the index of a queue with twenty small messages."""
+    first = index_v2.encode_header(index_v2.STORE_MAGIC, 0, 4096)
+    entries, stored, records = [index_v2.encode_header(index_v2.INDEX_MAGIC, 0, 4096)], first, b""
+    for number in range(20):
+        term = encode_message(
+            vhost=b"/", exchange=b"", routing_keys=[queue], raw_properties=encode_properties({"delivery_mode": 2}),
+            body=b"message %d" % number, msg_id=bytes(15) + bytes([number]),
+        )  # fmt: skip
+        size = len(b"message %d" % number)
+        records += index_v1.encode_publish(number, index_v1.encode_body(bytes(15) + bytes([number]), size, term))
+        entries.append(index_v2.encode_own(len(stored), len(term), size))
+        stored += index_v2.encode_stored(term)
+    if version == 1:
+        (place / "0.idx").write_bytes(records)
+    else:
+        (place / "0.qi").write_bytes(b"".join(entries))
+        (place / "0.qs").write_bytes(stored)
+
+
+def detect(path: Path) -> Candidate | None:
+    """Recognise a node, a vhost or a queue by the names of its files. A bare message store is left to the source ``store``."""
+    if not path.is_dir():
+        return None
+    for marks, likelihood in (
+        (("msg_stores/vhosts",), "certain"),
+        ((layout.VHOST_NAME, layout.PERSISTENT), "certain"),
+        ((layout.QUEUE_NAME, layout.JOURNAL), "certain"),
+        (("vhosts", "queues"), "likely"),
+    ):
+        for mark in marks:
+            if (path / mark).exists():
+                return Candidate(likelihood, f"{mark}, as in the data directory of RabbitMQ")
+    files = sorted(one.name for one in path.iterdir())
+    found = next((name for name in files if layout.NUMBERED.fullmatch(name)), None)
+    if found:
+        return Candidate("likely", f"{found}: a file of a queue, by its name")
+    found = next((name for name in files if name.endswith(".rdq")), None)
+    return Candidate("perhaps", f"{found}: a segment of a message store without queues") if found else None
+
+
+@attrs.define
+class _Queue:
+    """A queue with its directories, that of the highest priority first."""
+
+    name: QueueName
+    vhost: VhostFiles
+    parts: list[QueueDirectory] = attrs.field(factory=list)
+    is_final: bool = True
+    """False after a kill: messages in it were perhaps acknowledged."""
+
+
+class RabbitmqSource:
+    """Queues of one node. The shared store of a vhost is read at the first message that is in it."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._node = layout.find_node(context.path, segment_formats())
+        roots = layout.node_roots(self._node)
+        if len(roots) > 1:
+            raise ConfigError(f"{context.path}: has the nodes {', '.join(roots[:5])}. Name the directory of one.")
+        self._stores: dict[str, SharedStore] = {}
+        self._terms: dict[str, Table] = {}
+        self._tables: NodeTables | None = None
+        self._queues: dict[QueueName, _Queue] | None = None
+        self._orphans: dict[QueueName, VhostFiles] = {}
+        self._damage: list[SourceDamage] = []
+
+    def queues(self) -> Iterable[QueueInfo]:
+        found = [self._info(queue) for queue in self._found().values()]
+        found += [QueueInfo(name=name, type="message store") for name in self._orphans]
+        return found + not_read(self._context, self._node, self.tables())
+
+    def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        queue = self._found().get(name)
+        if queue is not None:
+            yield from self._read(queue, first, stop)
+            return
+        vhost = self._orphans[name]
+        store = self._store(vhost)
+        referenced = self._referenced(vhost)
+        yield from store.damage
+        yield from RowReader(self._context, store, name).orphans(referenced, first, stop)
+
+    def damage(self) -> Iterable[SourceDamage]:
+        self._found()
+        return self._damage
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def tables(self) -> NodeTables:
+        """Return the node's own tables, as far as they are there."""
+        if self._tables is None:
+            places = {name: joined(self._node.root, name) for name in FILES}
+            there = {name: bytes(self._context.read(place)) for name, place in places.items() if place in self._node.files}
+            self._tables = read_tables(there)
+            self._damage += (
+                SourceDamage(file=places.get(file, self._node.root), offset=offset, size=size, reason=reason)
+                for file, offset, size, reason in self._tables.damage
+            )
+        return self._tables
+
+    def _found(self) -> dict[QueueName, _Queue]:
+        if self._queues is None:
+            self._queues = {}
+            namer = Namer(self._context, self._node, self.tables())
+            newest = newest_change(self._node.files)
+            for vhost in self._node.vhosts.values():
+                self._add_vhost(namer, vhost, newest)
+            self._damage += namer.damage
+            for queue in self._queues.values():
+                queue.parts.sort(key=lambda part: -1 if part.priority is None else part.priority, reverse=True)
+            by_directory = {part.directory: queue.name for queue in self._queues.values() for part in queue.parts}
+            for vhost in self._node.vhosts.values():
+                self._damage += cross_check(
+                    self._context, self._node, vhost, self._terms[vhost.directory], by_directory, self._persistent
+                )
+        return self._queues
+
+    def _add_vhost(self, namer: Namer, vhost: VhostFiles, newest: float | None) -> None:
+        assert self._queues is not None
+        vhost_name = namer.vhost(vhost)
+        terms = self._terms[vhost.directory] = recovery_terms(self._context, self._node, vhost)
+        for directory in sorted(vhost.queues):
+            part = namer.queue(vhost, vhost_name, directory)
+            name = queue_name(part)
+            known = self._queues.setdefault(name, _Queue(name, vhost))
+            if any(one.priority == part.priority for one in known.parts):  # two directories say the same name
+                part.queue = None
+                known = self._queues.setdefault(queue_name(part), _Queue(queue_name(part), vhost))
+            known.parts.append(part)
+            known.is_final &= stopped_cleanly(self._node, vhost, terms, directory) or is_idle(
+                self._node.files, directory, part.files, newest
+            )
+        if vhost.stores:
+            self._orphans[QueueName(SYSTEM, None if vhost_name is None else text(vhost_name))] = vhost
+
+    def _info(self, queue: _Queue) -> QueueInfo:
+        embedded = shared = 0
+        for part in queue.parts:
+            for entry in self._entries(queue.vhost, part):
+                if isinstance(entry, LiveEntry) and entry.is_persistent and part.is_durable:
+                    shared += not entry.term_size
+                    embedded += entry.term_size > 0
+        details: dict[str, object] = {"embedded": embedded, "shared": shared, "index": f"v{queue.parts[0].version}"}
+        if queue.parts[0].priority is not None:
+            details["priorities"] = len(queue.parts)
+        if not queue.parts[0].found_by:
+            details["name"] = "unknown: that of the directory"
+        return QueueInfo(name=queue.name, type="classic", details=details)
+
+    def _entries(self, vhost: VhostFiles, part: QueueDirectory) -> Iterator[LiveEntry | SourceDamage]:
+        return live_entries(part.directory, part.files, self._segment_entries(vhost), self._context.read)
+
+    def _segment_entries(self, vhost: VhostFiles) -> int:
+        """Return the number of entries of a segment of index v1. The ``.config`` of another vhost says it as well."""
+        for place in (vhost.path(layout.VHOST_CONFIG), *(one.path(layout.VHOST_CONFIG) for one in self._node.vhosts.values())):
+            if place in self._node.files and (found := names.read_segment_entries(bytes(self._context.read(place)))):
+                return found
+        return index_v1.OLD_SEGMENT_ENTRIES
+
+    def _persistent(self, vhost: VhostFiles, directory: str) -> int:
+        """Return the number of persistent messages in the index of a queue directory."""
+        entries = live_entries(directory, vhost.queues[directory], self._segment_entries(vhost), self._context.read)
+        return sum(isinstance(entry, LiveEntry) and entry.is_persistent for entry in entries)
+
+    def _store(self, vhost: VhostFiles) -> SharedStore:
+        return self._stores.setdefault(vhost.directory, SharedStore(self._context, vhost))
+
+    def _referenced(self, vhost: VhostFiles) -> set[bytes]:
+        """Return the ids of the messages that are in a queue and in the shared store."""
+        found = set[bytes]()
+        for queue in self._found().values():
+            for part in queue.parts if queue.vhost is vhost else ():
+                entries = self._entries(vhost, part)
+                found.update(entry.msg_id for entry in entries if isinstance(entry, LiveEntry) and not entry.term_size)
+        return found
+
+    def _read(self, queue: _Queue, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        reader = RowReader(self._context, self._store(queue.vhost), queue.name, is_final=queue.is_final)
+        for part in queue.parts:
+            yield from reader.rows(self._entries(queue.vhost, part), part, first, stop)
+        yield from reader.rest()
