@@ -79,6 +79,7 @@ _KNOWN_DISTRIBUTIONS = {
     ("body", "erlang"): "msgstore-erlang-body",
     ("source", "kestrel"): "msgstore-kestrel-journal",
     ("sink", "kestrel"): "msgstore-kestrel-journal",
+    ("source", "rabbitmq"): "msgstore-rabbitmq-source",
     ("source", "rocketmq"): "msgstore-rocketmq-log",
     ("sink", "rocketmq"): "msgstore-rocketmq-log",
     ("runner", "spark"): "msgstore-spark",

@@ -130,7 +130,8 @@ def encode_message(
     parts = (
         b"\x83h\x06", _atom(b"basic_message"), b"h\x04", _atom(b"resource"), _binary(vhost), _atom(b"exchange"),
         _binary(exchange), b"l" + len(routing_keys).to_bytes(4, "big") + keys + b"j",
-        b"h\x06", _atom(b"content"), b"a\x3c", _atom(b"none"), _binary(raw_properties), _atom(b"rabbit_framing_amqp_0_9_1"), fragments, _binary(msg_id),
+        b"h\x06", _atom(b"content"), b"a\x3c", _atom(b"none"), _binary(raw_properties),
+        _atom(b"rabbit_framing_amqp_0_9_1"), fragments, _binary(msg_id),
         _atom(b"true" if is_persistent else b"false"),
     )  # fmt: skip
     return b"".join(parts)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from rabbitmq_files.tables import Table, read_log, text_of
-
 from msgstore.contract import QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source.layout import RECOVERY, NodeFiles, VhostFiles, joined
+from rabbitmq_files.tables import Table, read_log, text_of
 
 SUMMARY = "file_summary.ets"
 Persistent = Callable[[VhostFiles, str], int]

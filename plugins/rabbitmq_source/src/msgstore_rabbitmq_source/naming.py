@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 import attrs
-from rabbitmq_files import names
-from rabbitmq_files.messages import MessageError, read_message
-from rabbitmq_files.node_tables import DurableQueue, NodeTables, durable_queues, vhosts
 
 from msgstore.contract import QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source.layout import QUEUE_NAME, VHOST_NAME, NodeFiles, VhostFiles, joined
+from rabbitmq_files import names
+from rabbitmq_files.messages import MessageError, read_message
+from rabbitmq_files.node_tables import DurableQueue, NodeTables, durable_queues, vhosts
 
 SYSTEM = "rabbitmq"
 _PROBED_MESSAGES = 100

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from rabbitmq_files.node_tables import DurableQueue, NodeTables, durable_queues
-from rabbitmq_files.tables import read_dets
-
 from msgstore.contract import QueueInfo, QueueName, SourceContext
 from msgstore_rabbitmq_source.layout import NodeFiles, joined
 from msgstore_rabbitmq_source.naming import SYSTEM, text
+from rabbitmq_files.node_tables import DurableQueue, NodeTables, durable_queues
+from rabbitmq_files.tables import read_dets
 
 _REASONS = {
     "quorum": "a Raft log: start the other nodes of the cluster, or boot the old broker on a copy of this directory",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgstore import hookimpl
-from msgstore.contract import SourceDescriptor
+from msgstore.contract import CommandDescriptor, SourceDescriptor
 
 
 @hookimpl
@@ -18,5 +18,17 @@ def msgstore_sources() -> Iterable[SourceDescriptor]:
             detect="msgstore_rabbitmq_source.source:detect",
             sample="msgstore_rabbitmq_source.source:sample",
             summary="classic queues of a RabbitMQ node: its data directory, a vhost, or one queue",
+        )
+    ]
+
+
+@hookimpl
+def msgstore_commands() -> Iterable[CommandDescriptor]:
+    return [
+        CommandDescriptor(
+            name="rabbitmq",
+            contract=(1, 0),
+            factory="msgstore_rabbitmq_source.command:rabbitmq",
+            summary="Look at a RabbitMQ node that does not boot.",
         )
     ]

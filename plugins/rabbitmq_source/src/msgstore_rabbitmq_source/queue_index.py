@@ -6,10 +6,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from rabbitmq_files import index_v1, index_v2
-
 from msgstore.contract import Buffer, SourceDamage
 from msgstore_rabbitmq_source.layout import JOURNAL, NUMBERED, joined
+from rabbitmq_files import index_v1, index_v2
 
 Read = Callable[[str], Buffer]
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import attrs
-from rabbitmq_files.messages import MessageError, StoredMessage, read_message
 
 from msgstore.contract import Buffer, MessageBatch, QueueName, SourceContext, SourceDamage
 from msgstore.contract.messages import CERTAIN, MAYBE_CONSUMED
 from msgstore_rabbitmq_source.naming import QueueDirectory, text
 from msgstore_rabbitmq_source.queue_index import LiveEntry
 from msgstore_rabbitmq_source.shared_store import Place, SharedStore
+from rabbitmq_files.messages import MessageError, StoredMessage, read_message
 
 _BATCH_BYTES = 4 * 2**20
 _BATCH_MESSAGES = 2**12
@@ -44,8 +44,10 @@ class RowReader:
                 self._position += entry.messages
                 continue
             position = self._position
+            if stop is not None and position >= stop:
+                return
             self._position += 1
-            if position < first or (stop is not None and position >= stop):
+            if position < first:
                 continue
             yield from self._add(entry, part, position)
             if self._batch.is_full():
@@ -63,8 +65,10 @@ class RowReader:
             if msg_id in referenced:
                 continue
             position = self._position
+            if stop is not None and position >= stop:
+                break
             self._position += 1
-            if position < first or (stop is not None and position >= stop):
+            if position < first:
                 continue
             place = self._store.find(msg_id)
             assert place is not None

@@ -13,11 +13,11 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import attrs
-from rabbitmq_files.messages import MessageError, read_message
 
 from msgstore import load_catalogue
 from msgstore.contract import FormatContext, SegmentFormat, SourceContext, SourceDamage
 from msgstore_rabbitmq_source.layout import VhostFiles, joined
+from rabbitmq_files.messages import MessageError, read_message
 
 _TERM = re.compile(rb"\x83[hP]")
 """Begin of the term of a message."""

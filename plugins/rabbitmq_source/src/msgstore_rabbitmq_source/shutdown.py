@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from rabbitmq_files.tables import Table, read_dets, text_of
-
 from msgstore.contract import SourceContext
 from msgstore_rabbitmq_source.layout import PERSISTENT, RECOVERY, FileTimes, NodeFiles, VhostFiles, joined
+from rabbitmq_files.tables import Table, read_dets, text_of
 
 IDLE_SECONDS = 60
 """A queue whose files are older than the newest file of the node by this time had nothing to write."""

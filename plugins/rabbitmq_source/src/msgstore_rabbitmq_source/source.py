@@ -6,11 +6,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
-from rabbitmq_files import index_v1, index_v2, names
-from rabbitmq_files.messages import encode_message
-from rabbitmq_files.node_tables import FILES, NodeTables, read_tables
-from rabbitmq_files.properties import encode_properties
-from rabbitmq_files.tables import Table
 
 from msgstore.contract import Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source import layout
@@ -22,6 +17,11 @@ from msgstore_rabbitmq_source.queue_index import LiveEntry, live_entries
 from msgstore_rabbitmq_source.rows import RowReader
 from msgstore_rabbitmq_source.shared_store import SharedStore, segment_formats
 from msgstore_rabbitmq_source.shutdown import is_idle, newest_change, recovery_terms, stopped_cleanly
+from rabbitmq_files import index_v1, index_v2, names
+from rabbitmq_files.messages import encode_message
+from rabbitmq_files.node_tables import FILES, NodeTables, read_tables
+from rabbitmq_files.properties import encode_properties
+from rabbitmq_files.tables import Table
 
 
 def sample(directory: Path) -> Path:
@@ -86,6 +86,12 @@ class _Queue:
     parts: list[QueueDirectory] = attrs.field(factory=list)
     is_final: bool = True
     """False after a kill: messages in it were perhaps acknowledged."""
+    is_ended: bool = True
+    """False if the broker did not end the queue itself."""
+
+
+def _order(name: QueueName) -> tuple[str, str]:
+    return name.vhost or "", name.queue or ""
 
 
 class RabbitmqSource:
@@ -93,8 +99,8 @@ class RabbitmqSource:
 
     def __init__(self, context: SourceContext) -> None:
         self._context = context
-        self._node = layout.find_node(context.path, segment_formats())
-        roots = layout.node_roots(self._node)
+        self.node = layout.find_node(context.path, segment_formats())
+        roots = layout.node_roots(self.node)
         if len(roots) > 1:
             raise ConfigError(f"{context.path}: has the nodes {', '.join(roots[:5])}. Name the directory of one.")
         self._stores: dict[str, SharedStore] = {}
@@ -105,9 +111,9 @@ class RabbitmqSource:
         self._damage: list[SourceDamage] = []
 
     def queues(self) -> Iterable[QueueInfo]:
-        found = [self._info(queue) for queue in self._found().values()]
-        found += [QueueInfo(name=name, type="message store") for name in self._orphans]
-        return found + not_read(self._context, self._node, self.tables())
+        found = [self._info(queue) for _, queue in sorted(self._found().items(), key=lambda item: _order(item[0]))]
+        found += [QueueInfo(name=name, type="message store") for name in sorted(self._orphans, key=_order)]
+        return found + not_read(self._context, self.node, self.tables())
 
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
         queue = self._found().get(name)
@@ -131,36 +137,57 @@ class RabbitmqSource:
     def tables(self) -> NodeTables:
         """Return the node's own tables, as far as they are there."""
         if self._tables is None:
-            places = {name: joined(self._node.root, name) for name in FILES}
-            there = {name: bytes(self._context.read(place)) for name, place in places.items() if place in self._node.files}
+            places = {name: joined(self.node.root, name) for name in FILES}
+            there = {name: bytes(self._context.read(place)) for name, place in places.items() if place in self.node.files}
             self._tables = read_tables(there)
             self._damage += (
-                SourceDamage(file=places.get(file, self._node.root), offset=offset, size=size, reason=reason)
+                SourceDamage(file=places.get(file, self.node.root), offset=offset, size=size, reason=reason)
                 for file, offset, size, reason in self._tables.damage
             )
         return self._tables
 
+    def names(self) -> list[QueueName]:
+        """Return the names of the queues that are read."""
+        return sorted(self._found(), key=_order)
+
+    def references(self, name: QueueName) -> Iterator[bytes]:
+        """Yield the id of each persistent message of a queue that is in the shared store."""
+        queue = self._found()[name]
+        for part in queue.parts:
+            for entry in self._entries(queue.vhost, part):
+                if isinstance(entry, LiveEntry) and entry.is_persistent and not entry.term_size:
+                    yield entry.msg_id
+
+    def stopped(self) -> str:
+        """Return ``cleanly``, ``killed``, or ``in part``."""
+        ended = {queue.is_ended for queue in self._found().values()}
+        return "in part" if len(ended) > 1 else "cleanly" if ended == {True} else "killed"
+
+    def named_damage(self) -> list[SourceDamage]:
+        """Return where a name and a directory contradict each other."""
+        return [span for span in self.damage() if span.file.endswith((layout.QUEUE_NAME, layout.VHOST_NAME))]
+
     def _found(self) -> dict[QueueName, _Queue]:
         if self._queues is None:
             self._queues = {}
-            namer = Namer(self._context, self._node, self.tables())
-            newest = newest_change(self._node.files)
-            for vhost in self._node.vhosts.values():
+            namer = Namer(self._context, self.node, self.tables())
+            newest = newest_change(self.node.files)
+            for vhost in self.node.vhosts.values():
                 self._add_vhost(namer, vhost, newest)
             self._damage += namer.damage
             for queue in self._queues.values():
                 queue.parts.sort(key=lambda part: -1 if part.priority is None else part.priority, reverse=True)
             by_directory = {part.directory: queue.name for queue in self._queues.values() for part in queue.parts}
-            for vhost in self._node.vhosts.values():
+            for vhost in self.node.vhosts.values():
                 self._damage += cross_check(
-                    self._context, self._node, vhost, self._terms[vhost.directory], by_directory, self._persistent
+                    self._context, self.node, vhost, self._terms[vhost.directory], by_directory, self._persistent
                 )
         return self._queues
 
     def _add_vhost(self, namer: Namer, vhost: VhostFiles, newest: float | None) -> None:
         assert self._queues is not None
         vhost_name = namer.vhost(vhost)
-        terms = self._terms[vhost.directory] = recovery_terms(self._context, self._node, vhost)
+        terms = self._terms[vhost.directory] = recovery_terms(self._context, self.node, vhost)
         for directory in sorted(vhost.queues):
             part = namer.queue(vhost, vhost_name, directory)
             name = queue_name(part)
@@ -169,9 +196,9 @@ class RabbitmqSource:
                 part.queue = None
                 known = self._queues.setdefault(queue_name(part), _Queue(queue_name(part), vhost))
             known.parts.append(part)
-            known.is_final &= stopped_cleanly(self._node, vhost, terms, directory) or is_idle(
-                self._node.files, directory, part.files, newest
-            )
+            is_ended = stopped_cleanly(self.node, vhost, terms, directory)
+            known.is_ended &= is_ended
+            known.is_final &= is_ended or is_idle(self.node.files, directory, part.files, newest)
         if vhost.stores:
             self._orphans[QueueName(SYSTEM, None if vhost_name is None else text(vhost_name))] = vhost
 
@@ -194,8 +221,8 @@ class RabbitmqSource:
 
     def _segment_entries(self, vhost: VhostFiles) -> int:
         """Return the number of entries of a segment of index v1. The ``.config`` of another vhost says it as well."""
-        for place in (vhost.path(layout.VHOST_CONFIG), *(one.path(layout.VHOST_CONFIG) for one in self._node.vhosts.values())):
-            if place in self._node.files and (found := names.read_segment_entries(bytes(self._context.read(place)))):
+        for place in (vhost.path(layout.VHOST_CONFIG), *(one.path(layout.VHOST_CONFIG) for one in self.node.vhosts.values())):
+            if place in self.node.files and (found := names.read_segment_entries(bytes(self._context.read(place)))):
                 return found
         return index_v1.OLD_SEGMENT_ENTRIES
 

@@ -1,0 +1,164 @@
+"""What a node directory has, what of it can be read, what is lost, and what to do next: as data, and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore.contract import MessageBatch, QueueInfo, SourceDamage
+from msgstore.contract.messages import MAYBE_CONSUMED
+from msgstore_rabbitmq_source.naming import text
+from msgstore_rabbitmq_source.source import RabbitmqSource
+from rabbitmq_files.node_tables import durable_queues, vhosts
+
+_MOST = 20
+"""Lines of a list."""
+COPY_FIRST = (
+    "Copy the directory before anything else, with times and owners (cp -a). Never start a fresh broker on it: it deletes every "
+    "queue that its own tables do not have."
+)
+
+
+@attrs.define
+class NodeCheck:
+    """Result of reading a whole node."""
+
+    path: Path
+    node: str
+    """Name of the node, or an empty text."""
+    stopped: str
+    """``cleanly``, ``killed``, or ``in part``."""
+    vhosts: list[str]
+    queues: list[QueueInfo]
+    states: Counter[str]
+    bytes: int
+    unsure: int
+    """Messages that were perhaps consumed."""
+    damage: list[SourceDamage]
+    not_read: list[QueueInfo]
+    absent: list[str]
+    """Durable queues of the tables without a directory: they are empty."""
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.damage else 3 if self.not_read else 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": "check", "path": str(self.path), "node": self.node or None, "stopped": self.stopped, "vhosts": self.vhosts,
+            "queues": len(self.queues), "states": dict(self.states), "bytes": self.bytes, "maybe_consumed": self.unsure,
+            "lost": sum(span.messages for span in self.damage), "empty_queues": self.absent,
+            "not_read": [
+                {"vhost": one.name.vhost, "queue": one.name.queue, "type": one.type, "reason": one.reason, **one.details}
+                for one in self.not_read
+            ],
+            "damage": [
+                {
+                    "path": span.file, "offset": span.offset, "size": span.size, "reason": span.reason,
+                    "messages": span.messages, "queue": None if span.name is None else str(span.name),
+                }
+                for span in self.damage
+            ],
+        }  # fmt: skip
+
+
+def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
+    """Read every message of a node."""
+    infos = list(source.queues())
+    damage = list(source.damage())
+    states, size, unsure = Counter[str](), 0, 0
+    read = [info for info in infos if info.read]
+    for info in read:
+        for item in source.messages(info.name, 0, None):
+            if isinstance(item, SourceDamage):
+                damage.append(item)
+                continue
+            states.update(item.states)
+            size += _listed_bytes(item)
+            unsure += sum(certainty == MAYBE_CONSUMED for certainty in item.certainties or ())
+    tables = source.tables()
+    there = {(info.name.vhost, info.name.queue) for info in infos}
+    named = [(text(queue.vhost), text(queue.name)) for queue in durable_queues(tables)]
+    return NodeCheck(
+        path=path,
+        node=tables.node,
+        stopped=source.stopped(),
+        vhosts=sorted(
+            {text(name) for name in vhosts(tables)} | {info.name.vhost for info in read if info.name.vhost is not None}
+        ),
+        queues=[info for info in read if info.name.queue is not None],
+        states=states,
+        bytes=size,
+        unsure=unsure,
+        damage=damage,
+        not_read=[info for info in infos if not info.read],
+        absent=sorted(f"{vhost} {queue}" for vhost, queue in named if (vhost, queue) not in there),
+    )
+
+
+def _listed_bytes(batch: MessageBatch) -> int:
+    pairs = zip(batch.states, batch.bodies, strict=True)
+    return sum(len(body) for state, body in pairs if state in ("ready", "expired"))
+
+
+def in_words(check: NodeCheck) -> Iterator[str]:
+    """Yield the lines that an operator reads."""
+    who = f"node {check.node}" if check.node else "a node whose name is not here (its tables are missing)"
+    how = {"cleanly": "stopped cleanly", "killed": "killed, not stopped", "in part": "stopped cleanly in part"}[check.stopped]
+    yield f"{check.path}: {who}, {how}"
+    yield ""
+    yield "What is here"
+    versions = Counter(str(info.details.get("index")) for info in check.queues)
+    kinds = ", ".join(f"{count} with index {version}" for version, count in sorted(versions.items()))
+    yield f"  {len(check.vhosts)} vhosts: {_some(check.vhosts)}"
+    yield f"  {len(check.queues)} classic queues with a directory ({kinds or 'none'})"
+    if check.absent:
+        yield f"  {len(check.absent)} durable queues without a directory, so without messages: {_some(check.absent)}"
+    yield ""
+    yield "What can be read"
+    listed = check.states["ready"] + check.states["expired"]
+    yield f"  {listed:,} messages, {check.bytes:,} bytes" + _also(check.states["expired"], "expired")
+    if check.unsure:
+        yield f"  {check.unsure:,} of them may have been consumed: a kill loses acknowledgements that were not yet written"
+    for state, what in (("transient", "that a restart drops"), ("orphan", "in a store and in no queue, most of them consumed")):
+        if check.states[state]:
+            yield f"  besides {check.states[state]:,} {state}: {what} (--state {state})"
+    yield ""
+    yield "What is lost or damaged"
+    lost = sum(span.messages for span in check.damage)
+    yield f"  {lost:,} messages, {len(check.damage):,} damaged spans" if check.damage else "  nothing that can be noticed"
+    for span in check.damage[:_MOST]:
+        yield f"  {span.file} at {span.offset}: {span.reason}" + (f" ({span.name})" if span.name else "")
+    if len(check.damage) > _MOST:
+        yield f"  and {len(check.damage) - _MOST:,} more: --json lists all"
+    if check.not_read:
+        yield ""
+        yield "What is not read"
+        for info in check.not_read:
+            yield f"  {info.name}, {info.type}: {info.reason}"
+    yield ""
+    yield "What to do next"
+    yield from _advice(check)
+
+
+def _advice(check: NodeCheck) -> Iterator[str]:
+    yield f"  1. {COPY_FIRST}"
+    yield f"  2. msgstore queues {check.path}"
+    yield f"  3. msgstore convert {check.path} messages.jsonl, or straight to another broker: amqp://USER@HOST"
+    if check.damage:
+        yield f"  Or: msgstore rabbitmq repair {check.path} COPY makes a copy that the old broker boots on, without what is damaged."
+    if check.node:
+        yield f"  The old broker boots on a copy only as RABBITMQ_NODENAME={check.node}, whose host must resolve."
+
+
+def _also(count: int, state: str) -> str:
+    return f", {count:,} of them {state}" if count else ""
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more
