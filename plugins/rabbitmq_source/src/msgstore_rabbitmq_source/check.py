@@ -18,8 +18,8 @@ from rabbitmq_files.node_tables import durable_queues, vhosts
 _MOST = 20
 """Lines of a list."""
 COPY_FIRST = (
-    "Copy the directory before anything else, with times and owners (cp -a). Never start a fresh broker on it: it deletes every "
-    "queue that its own tables do not have."
+    "Copy the directory before anything else, with times and owners (cp -a). Never start a fresh broker on it: "
+    "it deletes every queue that its own tables do not have."
 )
 
 
@@ -150,7 +150,7 @@ def _advice(check: NodeCheck) -> Iterator[str]:
     yield f"  2. msgstore queues {check.path}"
     yield f"  3. msgstore convert {check.path} messages.jsonl, or straight to another broker: amqp://USER@HOST"
     if check.damage:
-        yield f"  Or: msgstore rabbitmq repair {check.path} COPY makes a copy that the old broker boots on, without what is damaged."
+        yield f"  Or: msgstore rabbitmq repair {check.path} COPY makes a copy on which the old broker boots."
     if check.node:
         yield f"  The old broker boots on a copy only as RABBITMQ_NODENAME={check.node}, whose host must resolve."
 

@@ -94,9 +94,7 @@ def definitions(node: Path, with_password_hashes: bool) -> None:
     with open_node(node) as source:
         tables = source.tables()
         if not tables.is_present:
-            raise StoreError(
-                f"{node}: has no tables (LATEST.LOG, *.DCD, *.DCL). Declare the queues anew: convert has --declare."
-            )
+            raise StoreError(f"{node}: has no tables (LATEST.LOG, *.DCD, *.DCL), so nothing says how its queues were declared.")
         found, problems = definitions_of(tables, with_password_hashes=with_password_hashes)
     click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     for file, offset, size, reason in tables.damage:
