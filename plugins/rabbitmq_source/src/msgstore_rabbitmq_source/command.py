@@ -13,6 +13,7 @@ from msgstore_rabbitmq_source.check import check_node, in_words
 from msgstore_rabbitmq_source.definitions import definitions_of
 from msgstore_rabbitmq_source.layout import NodeFiles
 from msgstore_rabbitmq_source.opening import open_node
+from msgstore_rabbitmq_source.repair import repair_node
 from rabbitmq_files import names
 
 _NODE = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -103,6 +104,30 @@ def definitions(node: Path, with_password_hashes: bool) -> None:
         click.echo(f"left out: {problem}", err=True)
     if tables.damage or problems:
         click.get_current_context().exit(1)
+
+
+@rabbitmq.command()
+@click.argument("node", type=_NODE)
+@click.argument("copy", type=click.Path(path_type=Path))
+def repair(node: Path, copy: Path) -> None:
+    """Copy NODE to COPY, which the broker that wrote it boots on again, and say what is different.
+
+    Damaged segments are written anew, indexes are cut where they are damaged, and messages that cannot be read are left out.
+    Exit code 1 if something was. Then give COPY the owner of NODE, and start the same version under the same node name.
+
+    \b
+    Examples:
+      msgstore rabbitmq repair NODE COPY
+    """
+    with open_node(node) as source:
+        changes = repair_node(source, node, copy)
+        name = source.tables().node
+    for change in changes:
+        _say(change)
+    start = f"RABBITMQ_NODENAME={name}" if name else "the node name of the original"
+    what = f"{len(changes):,} changes" if changes else "nothing is damaged: the copy is equal"
+    _say(f"{copy}: {what}. Give it the owner of {node}, and start the same version with {start}.")
+    click.get_current_context().exit(1 if changes else 0)
 
 
 @rabbitmq.command()

@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from msgstore.contract import QueueName, SourceContext, SourceDamage
+from msgstore.contract import SourceContext, SourceDamage
 from msgstore_rabbitmq_source.layout import RECOVERY, NodeFiles, VhostFiles, joined
+from msgstore_rabbitmq_source.naming import QueueDirectory
 from rabbitmq_files.tables import Table, read_log, text_of
 
 SUMMARY = "file_summary.ets"
-Persistent = Callable[[VhostFiles, str], int]
-"""Returns the number of persistent messages in the index of a queue directory."""
 
 
-def cross_check(
-    context: SourceContext,
-    node: NodeFiles,
-    vhost: VhostFiles,
-    terms: Table,
-    names: Mapping[str, QueueName],
-    persistent: Persistent,
-) -> Iterator[SourceDamage]:
-    """Yield what a vhost has lost since it stopped cleanly. ``names``: of the queues, by directory."""
+def changed_queues(
+    vhost: VhostFiles, terms: Table, parts: Mapping[str, tuple[object, QueueDirectory]]
+) -> Iterator[tuple[SourceDamage, str | None]]:
+    """Yield what ``recovery.dets`` contradicts: queues with fewer messages in the index than when the broker stopped, or with
+    more, as acknowledgements are lost; each with the directory of the queue, if it is there."""
+    place = vhost.path(RECOVERY)
+    for offset, size, reason in terms.damage:
+        yield SourceDamage(file=place, offset=offset, size=size, reason=reason), None
+    by_hash = {PurePosixPath(directory).name: directory for directory in vhost.queues}
+    for offset, row in terms.terms:
+        if (found := _expected(row)) is None:
+            continue
+        hashed, expected = found
+        if (directory := by_hash.get(hashed)) is None:
+            if expected:
+                reason = f"the queue directory {hashed} is missing, and had {expected:,} persistent messages"
+                yield SourceDamage(file=place, offset=offset, size=1, reason=reason, messages=expected), None
+            continue
+        _, part = parts[directory]
+        if (there := part.embedded + part.shared) != expected:
+            reason = f"the queue directory {hashed} has {there:,} persistent messages in its index, and had {expected:,} "
+            reason += "when the broker stopped"
+            lost = max(expected - there, 0)
+            yield SourceDamage(file=place, offset=offset, size=1, reason=reason, messages=lost), directory
+
+
+def missing_segments(context: SourceContext, node: NodeFiles, vhost: VhostFiles) -> Iterator[SourceDamage]:
+    """Yield the segments that ``file_summary.ets`` of a store has, and the directory has not, or not whole."""
     for store, segments in vhost.stores.items():
         if (place := joined(store, SUMMARY)) in node.files:
             yield from _missing_segments(node, store, segments, place, bytes(context.read(place)))
-    place = vhost.path(RECOVERY)
-    for offset, size, reason in terms.damage:
-        yield SourceDamage(file=place, offset=offset, size=size, reason=reason)
-    by_hash = {PurePosixPath(directory).name: directory for directory in vhost.queues}
-    for offset, row in terms.terms:
-        if (found := _expected(row)) is None or not found[1]:
-            continue
-        hashed, expected = found
-        directory = by_hash.get(hashed)
-        there = 0 if directory is None else persistent(vhost, directory)
-        if there < expected:
-            what = "has" if directory is not None else "is missing, and had"
-            reason = f"the queue directory {hashed} {what} {there if directory else expected} persistent messages"
-            reason += f" in its index, and {expected} when the broker stopped" if directory is not None else ""
-            name = None if directory is None else names.get(directory)
-            yield SourceDamage(file=place, offset=offset, size=1, reason=reason, name=name, messages=expected - there)
 
 
 def _missing_segments(node: NodeFiles, store: str, segments: list[str], place: str, data: bytes) -> Iterator[SourceDamage]:
-    """Yield the segments that ``file_summary.ets`` has, and the directory has not."""
     sizes = {PurePosixPath(name).stem: node.files[joined(store, name)].size for name in segments}
     for offset, row in read_log(data).terms:
         if not (isinstance(row, tuple) and len(row) == 8 and row[0] == "file_summary" and isinstance(row[2], int)):

@@ -34,6 +34,9 @@ class QueueDirectory:
     """False if the tables of the node do not have the queue: a restart deletes it."""
     found_by: str = QUEUE_NAME
     """Where the name comes from."""
+    embedded: int = 0
+    shared: int = 0
+    """Persistent messages in the index, and in the shared store."""
 
 
 def text(raw: bytes) -> str:

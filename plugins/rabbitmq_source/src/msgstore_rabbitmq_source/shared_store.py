@@ -75,6 +75,14 @@ class SharedStore:
         """Yield the id of each record, by file and offset."""
         yield from self._index()
 
+    def places(self, file: str) -> Iterator[tuple[bytes, Place]]:
+        """Yield id and place of each message in a segment, also of those that are in no record, by offset."""
+        found = [(msg_id, place) for msg_id, place in self._find_terms().items() if place.file == file]
+        for msg_id, row in self._index().items():
+            if self._files[self._file_rows[row]] == file:
+                found.append((msg_id, self._place(row)))
+        return iter(sorted(found, key=lambda pair: pair[1].offset))
+
     def read(self, place: Place) -> bytes:
         """Return the bytes of a message's term and, if the record is not corrected, what follows it in the record."""
         return self._pread(place.file, place.term_offset, place.term_size)

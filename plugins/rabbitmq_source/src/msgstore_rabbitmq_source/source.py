@@ -9,7 +9,7 @@ import attrs
 
 from msgstore.contract import Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source import layout
-from msgstore_rabbitmq_source.cross_check import cross_check
+from msgstore_rabbitmq_source.cross_check import changed_queues, missing_segments
 from msgstore_rabbitmq_source.layout import VhostFiles, joined
 from msgstore_rabbitmq_source.naming import SYSTEM, Namer, QueueDirectory, queue_name, text
 from msgstore_rabbitmq_source.not_read import not_read
@@ -105,6 +105,7 @@ class RabbitmqSource:
             raise ConfigError(f"{context.path}: has the nodes {', '.join(roots[:5])}. Name the directory of one.")
         self._stores: dict[str, SharedStore] = {}
         self._terms: dict[str, Table] = {}
+        self._vhost_names: dict[str, bytes | None] = {}
         self._tables: NodeTables | None = None
         self._queues: dict[QueueName, _Queue] | None = None
         self._orphans: dict[QueueName, VhostFiles] = {}
@@ -121,7 +122,7 @@ class RabbitmqSource:
             yield from self._read(queue, first, stop)
             return
         vhost = self._orphans[name]
-        store = self._store(vhost)
+        store = self.store(vhost)
         referenced = self._referenced(vhost)
         yield from store.damage
         yield from RowReader(self._context, store, name).orphans(referenced, first, stop)
@@ -154,9 +155,22 @@ class RabbitmqSource:
         """Yield the id of each persistent message of a queue that is in the shared store."""
         queue = self._found()[name]
         for part in queue.parts:
-            for entry in self._entries(queue.vhost, part):
+            for entry in self.entries(queue.vhost, part.directory):
                 if isinstance(entry, LiveEntry) and entry.is_persistent and not entry.term_size:
                     yield entry.msg_id
+
+    def vhost_name(self, vhost: VhostFiles) -> bytes | None:
+        """Return the name of a vhost, or None."""
+        self._found()
+        return self._vhost_names[vhost.directory]
+
+    def directories(self, vhost: VhostFiles) -> list[QueueDirectory]:
+        """Return the directories of the queues of a vhost."""
+        return [part for queue in self._found().values() if queue.vhost is vhost for part in queue.parts]
+
+    def entries(self, vhost: VhostFiles, directory: str) -> Iterator[LiveEntry | SourceDamage]:
+        """Yield the messages in the index of a queue directory, and damage."""
+        return live_entries(directory, vhost.queues[directory], self._segment_entries(vhost), self._context.read)
 
     def stopped(self) -> str:
         """Return ``cleanly``, ``killed``, or ``in part``."""
@@ -177,16 +191,20 @@ class RabbitmqSource:
             self._damage += namer.damage
             for queue in self._queues.values():
                 queue.parts.sort(key=lambda part: -1 if part.priority is None else part.priority, reverse=True)
-            by_directory = {part.directory: queue.name for queue in self._queues.values() for part in queue.parts}
+            by_directory = {part.directory: (queue, part) for queue in self._queues.values() for part in queue.parts}
             for vhost in self.node.vhosts.values():
-                self._damage += cross_check(
-                    self._context, self.node, vhost, self._terms[vhost.directory], by_directory, self._persistent
-                )
+                self._damage += missing_segments(self._context, self.node, vhost)
+                for span, directory in changed_queues(vhost, self._terms[vhost.directory], by_directory):
+                    if directory is not None:
+                        queue, _ = by_directory[directory]
+                        queue.is_final = False
+                        span = attrs.evolve(span, name=queue.name)
+                    self._damage.append(span)
         return self._queues
 
     def _add_vhost(self, namer: Namer, vhost: VhostFiles, newest: float | None) -> None:
         assert self._queues is not None
-        vhost_name = namer.vhost(vhost)
+        vhost_name = self._vhost_names[vhost.directory] = namer.vhost(vhost)
         terms = self._terms[vhost.directory] = recovery_terms(self._context, self.node, vhost)
         for directory in sorted(vhost.queues):
             part = namer.queue(vhost, vhost_name, directory)
@@ -198,26 +216,23 @@ class RabbitmqSource:
             known.parts.append(part)
             is_ended = stopped_cleanly(self.node, vhost, terms, directory)
             known.is_ended &= is_ended
+            known.is_final &= self._count(vhost, part)
             known.is_final &= is_ended or is_idle(self.node.files, directory, part.files, newest)
         if vhost.stores:
             self._orphans[QueueName(SYSTEM, None if vhost_name is None else text(vhost_name))] = vhost
 
     def _info(self, queue: _Queue) -> QueueInfo:
-        embedded = shared = 0
-        for part in queue.parts:
-            for entry in self._entries(queue.vhost, part):
-                if isinstance(entry, LiveEntry) and entry.is_persistent and part.is_durable:
-                    shared += not entry.term_size
-                    embedded += entry.term_size > 0
-        details: dict[str, object] = {"embedded": embedded, "shared": shared, "index": f"v{queue.parts[0].version}"}
+        durable = [part for part in queue.parts if part.is_durable]
+        details: dict[str, object] = {
+            "embedded": sum(part.embedded for part in durable),
+            "shared": sum(part.shared for part in durable),
+            "index": f"v{queue.parts[0].version}",
+        }
         if queue.parts[0].priority is not None:
             details["priorities"] = len(queue.parts)
         if not queue.parts[0].found_by:
             details["name"] = "unknown: that of the directory"
         return QueueInfo(name=queue.name, type="classic", details=details)
-
-    def _entries(self, vhost: VhostFiles, part: QueueDirectory) -> Iterator[LiveEntry | SourceDamage]:
-        return live_entries(part.directory, part.files, self._segment_entries(vhost), self._context.read)
 
     def _segment_entries(self, vhost: VhostFiles) -> int:
         """Return the number of entries of a segment of index v1. The ``.config`` of another vhost says it as well."""
@@ -226,12 +241,20 @@ class RabbitmqSource:
                 return found
         return index_v1.OLD_SEGMENT_ENTRIES
 
-    def _persistent(self, vhost: VhostFiles, directory: str) -> int:
-        """Return the number of persistent messages in the index of a queue directory."""
-        entries = live_entries(directory, vhost.queues[directory], self._segment_entries(vhost), self._context.read)
-        return sum(isinstance(entry, LiveEntry) and entry.is_persistent for entry in entries)
+    def _count(self, vhost: VhostFiles, part: QueueDirectory) -> bool:
+        """Count the persistent messages in an index. Return False if it is damaged."""
+        is_sound = True
+        for entry in self.entries(vhost, part.directory):
+            if isinstance(entry, SourceDamage):
+                is_sound = False
+            elif entry.is_persistent and entry.term_size:
+                part.embedded += 1
+            elif entry.is_persistent:
+                part.shared += 1
+        return is_sound
 
-    def _store(self, vhost: VhostFiles) -> SharedStore:
+    def store(self, vhost: VhostFiles) -> SharedStore:
+        """Return the shared store of a vhost."""
         return self._stores.setdefault(vhost.directory, SharedStore(self._context, vhost))
 
     def _referenced(self, vhost: VhostFiles) -> set[bytes]:
@@ -239,12 +262,12 @@ class RabbitmqSource:
         found = set[bytes]()
         for queue in self._found().values():
             for part in queue.parts if queue.vhost is vhost else ():
-                entries = self._entries(vhost, part)
+                entries = self.entries(vhost, part.directory)
                 found.update(entry.msg_id for entry in entries if isinstance(entry, LiveEntry) and not entry.term_size)
         return found
 
     def _read(self, queue: _Queue, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
-        reader = RowReader(self._context, self._store(queue.vhost), queue.name, is_final=queue.is_final)
+        reader = RowReader(self._context, self.store(queue.vhost), queue.name, is_final=queue.is_final)
         for part in queue.parts:
-            yield from reader.rows(self._entries(queue.vhost, part), part, first, stop)
+            yield from reader.rows(self.entries(queue.vhost, part.directory), part, first, stop)
         yield from reader.rest()

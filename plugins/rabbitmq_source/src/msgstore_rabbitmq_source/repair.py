@@ -1,0 +1,231 @@
+"""A copy of a node on which the broker that wrote it boots again, without what is damaged.
+
+RabbitMQ stops to read a segment at the first record that does not fit, and fails at an index entry or a message that it cannot
+decode. In the copy, each damaged segment is written anew from the messages that can be read; an index ends where it is damaged;
+an entry whose message cannot be read is acknowledged. Without the files of a clean stop, the broker recovers as after a crash,
+and drops entries whose message is in no store.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+import attrs
+
+from msgstore.contract import SourceDamage, StoreError
+from msgstore_rabbitmq_source.layout import JOURNAL, NUMBERED, QUEUE_NAME, RECOVERY, VHOST_NAME, VhostFiles, joined
+from msgstore_rabbitmq_source.queue_index import LiveEntry
+from msgstore_rabbitmq_source.shared_store import SharedStore, segment_formats
+from msgstore_rabbitmq_source.source import RabbitmqSource
+from rabbitmq_files import index_v1, index_v2, names
+from rabbitmq_files.messages import MessageError, read_message
+
+CLEAN_FILES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
+"""Files of a message store that the broker trusts after a clean stop."""
+Damage = dict[str, list[SourceDamage]]
+"""By file."""
+_WRITE_BYTES = 4 * 2**20
+_SEGMENT_NUMBERS = 4096
+"""Messages of a segment of index v2, unless the node was configured otherwise."""
+
+
+def repair_node(source: RabbitmqSource, node: Path, copy: Path) -> list[str]:
+    """Make the copy, and return what is different in it. Raises StoreError, OSError; then there is no copy."""
+    if copy.exists():
+        raise StoreError(f"{copy}: exists. Name a new directory.")
+    if copy.resolve().is_relative_to(node.resolve()):
+        raise StoreError(f"{copy}: is in {node}, in which nothing is written. Name a directory elsewhere.")
+    staging = copy.with_name(f".{copy.name}.msgstore-repair")
+    with suppress(FileNotFoundError):
+        shutil.rmtree(staging)
+    try:
+        shutil.copytree(node, staging, symlinks=True)
+        changes = list(Repair(source, staging).changes())
+        for directory, _, files in os.walk(staging, topdown=False):
+            for name in files:
+                _sync(Path(directory, name))
+            _sync(Path(directory))
+        staging.rename(copy)
+        _sync(copy.parent)
+    except BaseException:
+        with suppress(OSError):
+            shutil.rmtree(staging)
+        raise
+    return changes
+
+
+def _sync(path: Path) -> None:
+    if path.is_symlink() or not (path.is_file() or path.is_dir()):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@attrs.frozen
+class Repair:
+    """Repairs a copy that is equal to the node of ``source``."""
+
+    source: RabbitmqSource
+    copy: Path
+
+    def changes(self) -> Iterator[str]:
+        """Repair, and yield what is changed."""
+        damage: Damage = defaultdict(list)
+        for info in list(self.source.queues()):
+            for item in self.source.messages(info.name, 0, None) if info.read else ():
+                if isinstance(item, SourceDamage):
+                    damage[item.file].append(item)
+        for vhost in self.source.node.vhosts.values():
+            yield from self._names(vhost)
+            changes = [*self._stores(vhost, damage), *self._queues(vhost, damage)]
+            yield from changes
+            if changes:
+                yield from self._recover(vhost)
+
+    def _names(self, vhost: VhostFiles) -> Iterator[str]:
+        """Write the files that say names, where they are missing."""
+        name = self.source.vhost_name(vhost)
+        if vhost.is_hashed and name is not None and not (self.copy / vhost.path(VHOST_NAME)).exists():
+            (self.copy / vhost.path(VHOST_NAME)).write_bytes(name)
+            yield f"{vhost.path(VHOST_NAME)}: written, as it was missing"
+        for part in self.source.directories(vhost):
+            place = joined(part.directory, QUEUE_NAME)
+            if vhost.is_hashed and part.queue is not None and part.vhost is not None and not (self.copy / place).exists():
+                queue = part.queue if part.priority is None else names.sub_queue(part.queue, part.priority)
+                (self.copy / place).write_bytes(names.encode_queue_name(part.vhost, queue, part.version))
+                yield f"{place}: written, as it was missing"
+
+    def _stores(self, vhost: VhostFiles, damage: Damage) -> Iterator[str]:
+        """Write damaged segments anew."""
+        for store, segments in vhost.stores.items():
+            for segment in (joined(store, name) for name in segments):
+                if segment in damage:
+                    kept, left = self._segment(self.source.store(vhost), segment)
+                    without = f", without {left:,} that cannot be read" if left else ""
+                    yield f"{segment}: written anew with {kept:,} messages{without}"
+
+    def _queues(self, vhost: VhostFiles, damage: Damage) -> Iterator[str]:
+        for directory, files in vhost.queues.items():
+            if any(joined(directory, name) in damage for name in files):
+                yield from self._queue(vhost, directory, damage)
+
+    def _recover(self, vhost: VhostFiles) -> Iterator[str]:
+        """Have the broker recover the vhost as after a crash: its tables are of the files before the repair."""
+        tables = [joined(store, name) for store in vhost.stores for name in CLEAN_FILES]
+        for place in [*tables, vhost.path(RECOVERY)]:
+            if (self.copy / place).exists():
+                (self.copy / place).unlink()
+                yield f"{place}: deleted, so that the broker reads the segments and indexes"
+
+    def _segment(self, shared: SharedStore, segment: str) -> tuple[int, int]:
+        """Write one segment. Return the messages in it, and those that cannot be read."""
+        form = segment_formats()[PurePosixPath(segment).suffix]
+        ids, bodies, held, kept, left = list[bytes](), list[bytes](), 0, 0, 0
+        with (self.copy / segment).open("r+b") as file:
+            file.truncate(0)
+            file.write(form.header)
+            for msg_id, place in shared.places(segment):
+                data = shared.read(place)
+                try:
+                    _, end = read_message(data)
+                except MessageError:
+                    left += 1
+                    continue
+                ids.append(msg_id)
+                bodies.append(data[:end])
+                held += end
+                kept += 1
+                if held >= _WRITE_BYTES:
+                    file.write(form.encode(ids, bodies)[0])
+                    ids, bodies, held = [], [], 0
+            file.write(form.encode(ids, bodies)[0])
+        return kept, left
+
+    def _queue(self, vhost: VhostFiles, directory: str, damage: Damage) -> Iterator[str]:
+        """Cut an index where it is damaged, and acknowledge what cannot be read."""
+        files = vhost.queues[directory]
+        for name in sorted(files):
+            place = joined(directory, name)
+            match = NUMBERED.fullmatch(name)
+            if name == JOURNAL or (match and match[2] == "idx"):
+                data = (self.copy / place).read_bytes()
+                end = (index_v1.read_journal if name == JOURNAL else index_v1.read_segment)(data).end
+                if end < len(data):
+                    os.truncate(self.copy / place, end)
+                    yield f"{place}: cut at {end:,}, where an entry is damaged"
+            elif match and match[2] == "qi":
+                yield from self._index_v2(place)
+                yield from self._empty_entries(place, sorted(span.offset for span in damage[place] if span.messages))
+            elif match and f"{match[1]}.qi" not in files:
+                yield from self._lost_index(place)
+        unread = {(span.file, span.offset) for name in files for span in damage[joined(directory, name)] if span.messages}
+        yield from self._acknowledge(vhost, directory, unread)
+
+    def _index_v2(self, place: str) -> Iterator[str]:
+        data = (self.copy / place).read_bytes()
+        found = index_v2.read_index(data)
+        for offset, size, _ in found.damage:
+            if offset == 0:
+                (self.copy / place).unlink()
+                yield f"{place}: deleted, as its header is damaged"
+                if (self.copy / place).with_suffix(".qs").exists():
+                    yield from self._lost_index(str(PurePosixPath(place).with_suffix(".qs")))
+                return
+            if offset + size == len(data) and size < index_v2.ENTRY_SIZE:
+                os.truncate(self.copy / place, offset)
+            else:
+                change_bytes(self.copy / place, offset, bytes(size))
+            yield f"{place}: the entry at {offset:,} is empty now, as it is damaged"
+
+    def _lost_index(self, store: str) -> Iterator[str]:
+        """Write the index of a ``.qs`` file: with every message in it, acknowledged or not."""
+        data = (self.copy / store).read_bytes()
+        number = int(PurePosixPath(store).stem)
+        first = number * _SEGMENT_NUMBERS
+        entries = [index_v2.encode_header(index_v2.INDEX_MAGIC, first, first + _SEGMENT_NUMBERS)]
+        for offset, size in index_v2.walk_stored(data):
+            with suppress(index_v2.StoredError, MessageError):
+                term, _ = index_v2.read_stored(data, offset, size)
+                message, _ = read_message(data, term)
+                entries.append(index_v2.encode_own(offset, size, len(message.body), is_persistent=message.is_persistent))
+        index = PurePosixPath(store).with_suffix(".qi")
+        (self.copy / index).write_bytes(b"".join(entries[: 1 + _SEGMENT_NUMBERS]))
+        yield f"{index}: written with the {len(entries) - 1:,} messages of {PurePosixPath(store).name}, as it was lost"
+
+    def _acknowledge(self, vhost: VhostFiles, directory: str, unread: set[tuple[str, int]]) -> Iterator[str]:
+        """Mark messages of the index that cannot be read as acknowledged."""
+        marks = b""
+        for entry in self.source.entries(vhost, directory):
+            if not isinstance(entry, LiveEntry) or (entry.file, entry.offset) not in unread or entry.sequence is None:
+                continue
+            if entry.file.endswith(".qs"):
+                index = str(PurePosixPath(entry.file).with_suffix(".qi"))
+                first = index_v2.read_index((self.copy / index).read_bytes()).first
+                offset = index_v2.HEADER_SIZE + (entry.sequence - first) * index_v2.ENTRY_SIZE
+                yield from self._empty_entries(index, [offset])
+            elif entry.term_size:  # one of a shared store is dropped by the broker
+                marks += index_v1.encode_journal_mark(entry.sequence, is_acknowledged=True)
+                yield f"{entry.file}: the message at {entry.offset:,} is acknowledged now, as it cannot be read"
+        if marks:
+            with (self.copy / joined(directory, JOURNAL)).open("ab") as file:
+                file.write(marks)
+
+    def _empty_entries(self, index: str, offsets: list[int]) -> Iterator[str]:
+        """Empty entries of index v2, as an acknowledgement does."""
+        for offset in offsets if (self.copy / index).exists() else ():
+            change_bytes(self.copy / index, offset, bytes(index_v2.ENTRY_SIZE))
+            yield f"{index}: the entry at {offset:,} is empty now, as its message cannot be read"
+
+
+def change_bytes(file: Path, offset: int, new: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(new)

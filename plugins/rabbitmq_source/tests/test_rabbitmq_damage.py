@@ -1,0 +1,257 @@
+"""The source on damaged nodes: nothing is invented, what is lost is named, and a repaired copy has the rest."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from msgstore.cli.main import main
+from msgstore.contract import SourceDamage, StoreError
+from msgstore_rabbitmq_source.opening import open_node
+from msgstore_rabbitmq_source.repair import repair_node
+from rabbitmq_files import names
+from rabbitmq_nodes import DATA, checksums, facts, listed, rows
+
+CLEAN = DATA / "rabbitmq-3.10/clean"
+VHOST = Path("msg_stores/vhosts") / names.vhost_directory(b"/")
+ORDERS = Path("msg_stores/vhosts") / names.vhost_directory(b"orders")
+STORE = VHOST / "msg_store_persistent"
+WHOLE = {name: facts(listed(found)) for name, found in rows(CLEAN)[0].items() if listed(found)}
+"""The messages of each queue of the sound node."""
+ALL = sum(map(len, WHOLE.values()))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    return shutil.copytree(CLEAN, tmp_path / "node")
+
+
+def queue(vhost: Path, name: str) -> Path:
+    return vhost / "queues" / names.queue_directory(b"/" if vhost == VHOST else b"orders", name.encode())
+
+
+def change(file: Path, offset: int, new: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(new)
+
+
+def wrong_sizes(node: Path) -> None:
+    """Five sizes: too large, too small, over two records, zero, and an end mark."""
+    segment = node / STORE / "0.rdq"
+    data, at, starts = segment.read_bytes(), 0, []
+    while at < len(data):
+        starts.append(at)
+        at += 9 + int.from_bytes(data[at : at + 8], "big")
+    sizes = [int.from_bytes(data[at : at + 8], "big") for at in starts]
+    change(segment, starts[1] + 2, b"\x7f")
+    change(segment, starts[4], (sizes[4] - 40).to_bytes(8, "big"))
+    change(segment, starts[7], (sizes[7] + 9 + sizes[8]).to_bytes(8, "big"))
+    change(segment, starts[11], bytes(8))
+    change(segment, starts[13] - 1, b"\0")
+
+
+def stored_body(node: Path) -> None:
+    """A bit in a live message of a ``.qs`` file, which has a checksum."""
+    change(node / queue(VHOST, "fan.b") / "0.qs", 0xA05 + 8 + 200, b"\x00")
+
+
+Damage = Callable[[Path], object]
+DAMAGES: dict[str, tuple[Damage, int, str]] = {
+    "wrong sizes": (wrong_sizes, 0, "the message was read by its own length"),
+    "stored body": (stored_body, 1, "its checksum differs"),
+    "no journal": (lambda node: (node / queue(VHOST, "fan.c") / "journal.jif").unlink(), 3, "in its index, and"),
+    "journal cut": (lambda node: change_size(node / queue(VHOST, "fan.c") / "journal.jif", -30), 2, "bytes that are no entry"),
+    "index cut": (lambda node: change_size(node / queue(VHOST, "fan.a") / "0.idx", -3), 1, "bytes that are no entry"),
+    "queue gone": (lambda node: shutil.rmtree(node / queue(VHOST, "fan.a")), 10, "is missing, and had 10 persistent"),
+    "no .qi": (lambda node: (node / queue(VHOST, "events.v2") / "0.qi").unlink(), 16, "0.qi is missing"),
+    "no .qs": (lambda node: (node / queue(VHOST, "events.v2") / "0.qs").unlink(), 13, "in a .qs file that is missing"),
+    "segment gone": (lambda node: (node / STORE / "0.rdq").unlink(), 9, "segment 0 is missing: it had"),
+    "store gone": (lambda node: shutil.rmtree(node / ORDERS / "msg_store_persistent"), 15, "not in the shared store"),
+    "tables of a stop": (lambda node: change(node / VHOST / "recovery.dets", 0, bytes(4096)), 0, "no header of a DETS file"),
+    "vhost name": (lambda node: change(node / VHOST / ".vhost", 0, b"x"), 0, "is not that of the vhost 'x'"),
+    "queue name": (
+        lambda node: change(node / queue(VHOST, "fan.a") / ".queue_name", 16, b"b"), 10, "is not that of the queue 'ban.a'",
+    ),
+}  # fmt: skip
+"""What is done, how many messages that costs at most, and a text of the damage."""
+
+
+def change_size(file: Path, by: int) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size + by)
+
+
+def compared(path: Path) -> tuple[int, list[SourceDamage]]:
+    """Return the number of messages that are lost, and the damage. No message is invented, and each queue is in order."""
+    found, damage = rows(path)
+    lost = 0
+    for name, all_of in found.items():
+        remaining = iter(WHOLE.get(name, []))
+        sure = [row for row in listed(all_of) if row["certainty"] == "certain"]
+        assert names.HASHED.fullmatch(str(name[1])) or all(fact in remaining for fact in facts(sure)), (
+            f"{name}: a message that was not there, or out of order"
+        )
+    got = sum(len(set(WHOLE[name]) & set(facts(listed(found.get(name, []))))) for name in WHOLE)
+    lost = sum(len(set(one)) for one in WHOLE.values()) - got
+    return lost, damage
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_named_and_costs_no_more_than_it_must(node, name):
+    make, most, text = DAMAGES[name]
+    make(node)
+    lost, damage = compared(node)
+    assert lost <= most
+    assert any(text in span.reason for span in damage), damage
+    for span in damage:
+        assert (node / span.file).is_file()
+        assert 0 <= span.offset <= (node / span.file).stat().st_size
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_repaired_copy_has_no_damage_in_its_messages(node, name, tmp_path):
+    make, _, _ = DAMAGES[name]
+    make(node)
+    before, lost = checksums(node), compared(node)[0]
+    with open_node(node) as source:
+        repair_node(source, node, tmp_path / "copy")
+    assert checksums(node) == before
+    after, damage = compared(tmp_path / "copy")
+    assert after == lost
+    known = (
+        "segment",
+        "the queue directory",
+        "in the queue index",
+        "the directory is not",
+        "no header of a DETS",
+        "memory only",
+    )
+    assert [span for span in damage if not span.reason.startswith(known) and "no header of a DETS" not in span.reason] == []
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")]
+
+
+def test_repair_refuses_a_directory_that_exists_or_is_in_the_node(node, tmp_path):
+    for copy, text in ((tmp_path, "exists"), (node / "copy", "in which nothing is written")):
+        with open_node(node) as source, pytest.raises(StoreError, match=text):
+            repair_node(source, node, copy)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_mutated_node_is_read_without_a_wrong_message(node, seed):
+    mutate(node, random.Random(seed))
+    check_mutated(node)
+
+
+@pytest.mark.slow
+def test_five_hundred_mutated_nodes_are_read(tmp_path):
+    for seed in range(100, 600):
+        node = shutil.copytree(CLEAN, tmp_path / "node")
+        what = mutate(node, random.Random(seed))
+        try:
+            check_mutated(node)
+        except Exception as error:
+            error.add_note(f"seed {seed}: {what}")
+            raise
+        shutil.rmtree(node)
+
+
+def mutate(node: Path, rng: random.Random) -> str:
+    """Cut a file, or flip some bits of it, or swap two blocks."""
+    files = sorted(file for file in (node / "msg_stores").rglob("*") if file.is_file() and file.stat().st_size)
+    file = rng.choice(files)
+    data = bytearray(file.read_bytes())
+    kind = rng.choice(["cut", "bits", "bits", "zeros", "copy"])
+    at = rng.randrange(len(data))
+    if kind == "cut":
+        del data[at:]
+    elif kind == "bits":
+        for _ in range(rng.choice([1, 1, 3, 50])):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == "zeros":
+        data[at : at + 64] = bytes(len(data[at : at + 64]))
+    else:
+        other = rng.randrange(len(data))
+        block = data[at : at + rng.choice([2, 8, 32, 400])]
+        data[other : other + len(block)] = block
+    file.write_bytes(data)
+    return f"{kind} in {file.relative_to(node)}"
+
+
+def check_mutated(node: Path) -> None:
+    """Check that damage has a place, and that what has a checksum is right."""
+    known = {fact[0] for all_of in WHOLE.values() for fact in all_of}
+    with open_node(node) as source:
+        for info in list(source.queues()):
+            for item in source.messages(info.name, 0, None) if info.read else ():
+                if isinstance(item, SourceDamage):
+                    assert 0 <= item.offset <= (node / item.file).stat().st_size, item
+                    continue
+                for row, verified in enumerate(item.verified or ()):
+                    assert not verified or item.states[row] != "ready" or sha(item.bodies[row]) in known | GONE
+        for span in source.damage():
+            assert 0 <= span.offset <= (node / span.file).stat().st_size, span
+
+
+def sha(body: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(body).hexdigest()
+
+
+GONE: set[str] = set()
+"""Bodies of acknowledged messages, which a damaged index may bring back."""
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["rabbitmq", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+def test_commands_say_what_is_there(node, tmp_path):
+    code, output = run("check", node)
+    assert code == 0
+    assert "stopped cleanly" in output
+    assert f"{ALL:,} messages" in output
+    wrong_sizes(node)
+    code, output = run("check", node)
+    assert code == 1
+    assert "0.rdq at" in output
+    code, output = run("repair", node, tmp_path / "copy")
+    assert code == 1
+    assert "0.rdq: written anew with" in output
+    assert run("check", tmp_path / "copy")[0] == 0
+
+
+def test_counts_are_the_references_of_the_queues(node):
+    code, output = run("counts", node)
+    counts = [int(line.split(",")[1]) for line in output.splitlines()]
+    assert (code, len(counts), sum(counts)) == (0, 52, 69)
+    code, output = run("counts", node, "--vhost", "orders")
+    assert (code, len(output.splitlines())) == (0, 9)
+    code, output = run("counts", node, "--vhost", "order")
+    assert code == 2
+    assert "has no vhost 'order'" in output
+
+
+def test_path_is_the_hashed_directory(node):
+    code, output = run("path", node, "/", "fan.a")
+    assert (code, output.strip()) == (0, str(node / queue(VHOST, "fan.a")))
+    assert run("path", node, "orders")[1].strip() == str(node / ORDERS)
+    code, output = run("path", node, "/", "fan.z")
+    assert code == 1
+    assert "A queue that never held a message has no directory" in output
+    code, output = run("path", DATA / "rabbitmq-3.10/priority_lazy", "/", "prio.v2")
+    assert (code, len(output.splitlines())) == (0, 6)
+
+
+def test_definitions_need_the_tables(node):
+    code, output = run("definitions", node)
+    assert code == 2
+    assert "has no tables" in output

@@ -1,0 +1,188 @@
+"""The source on nodes that a broker left, compared with what it delivered itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from msgstore.contract import Candidate, ConfigError, QueueName
+from msgstore_rabbitmq_source.opening import open_node
+from msgstore_rabbitmq_source.source import detect
+from rabbitmq_files import names
+from rabbitmq_nodes import DATA, checksums, facts, listed, rows, truth, unpack, wanted
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    return unpack(tmp_path)
+
+
+@pytest.mark.parametrize("fixture", ["clean", "priority_lazy"])
+def test_stopped_node_has_what_the_broker_delivered(fixture):
+    path = DATA / "rabbitmq-3.10" / fixture
+    before = checksums(path)
+    found, damage = rows(path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert not damage
+    for queue in manifest["queues"]:
+        got, expected = listed(found.pop((queue["vhost"], queue["name"]), [])), queue["expected"]
+        assert facts(got) == facts(expected), queue["name"]
+        assert {row["certainty"] for row in got} <= {"certain"}
+        for row, one in zip(got, expected, strict=True):
+            if one["properties_bin"] is not None:  # the broker has changed the others
+                assert row["raw_properties"].hex() == one["properties_bin"]
+            properties = dict(one["properties"])
+            headers = properties.pop("headers", None)
+            assert row["properties"] == properties
+            assert row["headers"].keys() == headers.keys() if headers else not row["headers"]
+    assert not any(map(listed, found.values()))
+    assert checksums(path) == before
+
+
+def test_changed_properties_have_the_bytes_that_a_broker_sends():
+    """Vectors of the broker's own encoding do not exist; the header of a dead letter is compared value by value."""
+    found, _ = rows(DATA / "rabbitmq-3.10/clean")
+    row = found["/", "dead.q"][0]
+    assert row["headers"]["x-death"] == [
+        {
+            "count": 1, "reason": "rejected", "queue": "dlx.src", "time": {"$timestamp": 1795216535}, "exchange": "",
+            "routing-keys": ["dlx.src"],
+        }
+    ]  # fmt: skip
+
+
+def test_killed_node_has_what_the_broker_delivered(killed):
+    found, damage = rows(killed)
+    expected = truth()
+    assert not damage
+    assert {name: facts(got) for name, all_of in found.items() if (got := listed(all_of))} == {
+        name: facts(deliveries) for name, deliveries in expected.items()
+    }
+    got = Counter((*name, row["sha256"]) for name, all_of in found.items() for row in listed(all_of))
+    must = wanted()
+    assert must.total() == 2826
+    assert not must - got
+    unsure = {
+        (*name, row["sha256"]) for name, all_of in found.items() for row in all_of if row["certainty"] == "maybe_consumed"
+    }
+    assert set(got - must) <= unsure
+    assert found["/", None][0]["state"] == "orphan"
+
+
+def test_quorum_queue_and_stream_are_named(killed):
+    with open_node(killed) as source:
+        assert [(str(one.name), one.type, one.details.get("path")) for one in source.queues() if not one.read] == [
+            ("orders/qq.audit", "quorum", "quorum/sre@localhost/ORDERSBNMU33V2OW5A"),
+            ("orders/st.clicks", "stream", "stream/orders_st_clicks_1795423140569518962"),
+        ]
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_names_are_found_without_the_files_that_say_them(killed, tables):
+    """By the node's tables, or without them by names that the messages mention."""
+    expected = {name: facts(listed(found)) for name, found in rows(killed)[0].items() if listed(found)}
+    for file in killed.rglob(".*"):
+        if file.name in (".vhost", ".queue_name"):
+            file.unlink()
+    if not tables:
+        for file in killed.glob("*.*"):
+            file.unlink()
+    found = {name: facts(listed(all_of)) for name, all_of in rows(killed)[0].items() if listed(all_of)}
+    if not tables:  # messages of these came through exchanges with other keys
+        for queue in ("fan.a", "fan.b", "fan.c", "orders.all", "orders.new"):
+            name = next(name for name in expected if name[1] == queue)
+            hashed = names.queue_directory(name[0].encode(), queue.encode())
+            found[name] = found.pop((name[0], hashed), None) or found[name]
+    assert found == expected
+
+
+@pytest.mark.parametrize("part", ["vhost", "queues", "queue", "store"])
+def test_parts_of_a_node_are_read_by_themselves(killed, part):
+    expected = truth()["/", "fan.b"]
+    vhost = killed / "msg_stores/vhosts" / names.vhost_directory(b"/")
+    queue = vhost / "queues" / names.queue_directory(b"/", b"fan.b")
+    path = {"vhost": vhost, "queues": vhost / "queues", "queue": queue, "store": vhost / "msg_store_persistent"}[part]
+    found, damage = rows(path)
+    got = listed(found["/", "fan.b"])
+    if part == "vhost":
+        assert (facts(got), damage) == (facts(expected), [])
+    elif part == "store":
+        with open_node(killed) as source:
+            referenced = {one for name in source.names() if name.vhost == "/" for one in source.references(name)}
+        assert Counter(row["state"] for row in found[None, None]) == {"orphan": len(referenced) + 176}
+    else:  # without the shared store
+        small = [row for row in expected if row["sha256"] in {one["sha256"] for one in got}]
+        assert facts(got) == facts(small)
+        assert (
+            sum(span.messages for span in damage if span.name and span.name.queue == "fan.b") == len(expected) - len(got) == 236
+        )
+
+
+def test_node_before_3_7_is_read(killed, tmp_path):
+    """One pair of stores, hashes of another kind, no ``.queue_name``: made from a vhost, as no such node is at hand."""
+    vhost, old = killed / "msg_stores/vhosts" / names.vhost_directory(b"/"), tmp_path / "old"
+    (old / "queues").mkdir(parents=True)
+    shutil.copytree(vhost / "msg_store_persistent", old / "msg_store_persistent")
+    shutil.copy(vhost / ".config", old)
+    for queue in (b"mail.v1", b"bulk.lazy"):
+        source, place = (
+            vhost / "queues" / names.queue_directory(b"/", queue),
+            old / "queues" / names.old_queue_directory(b"/", queue),
+        )
+        shutil.copytree(source, place, ignore=lambda *_: [".queue_name"])
+    found, damage = rows(old)
+    assert not damage
+    for queue in ("mail.v1", "bulk.lazy"):
+        assert facts(listed(found["/", queue])) == facts(truth()["/", queue])
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (".", "certain"),
+        ("msg_stores/vhosts/628WB79CIFDYO9LJI6DKMI09L", "certain"),
+        ("msg_stores/vhosts/628WB79CIFDYO9LJI6DKMI09L/queues", None),
+        ("msg_stores/vhosts/628WB79CIFDYO9LJI6DKMI09L/queues/3FTPYETAJKSZ6Y0OFFFEWPMO7", "certain"),
+        ("msg_stores/vhosts/628WB79CIFDYO9LJI6DKMI09L/msg_store_persistent", "perhaps"),
+        ("quorum", None),
+    ],
+)
+def test_detect_of_a_part_has_a_likelihood(killed, place, expected):
+    found: Candidate | None = detect(killed / place)
+    assert (found and found.likelihood) == expected
+
+
+def test_several_nodes_are_refused(killed, tmp_path):
+    base = tmp_path / "base"
+    for name in ("rabbit@a", "rabbit@b"):
+        shutil.copytree(killed, base / name)
+    with pytest.raises(ConfigError, match="has the nodes rabbit@a, rabbit@b"), open_node(base):
+        pass
+
+
+def test_queue_that_nobody_used_before_the_kill_is_certain(killed):
+    newest = max(file.stat().st_mtime for file in killed.rglob("*") if file.is_file())
+    queue = killed / "msg_stores/vhosts" / names.vhost_directory(b"/") / "queues" / names.queue_directory(b"/", b"fan.a")
+    for age, certainty in ((59, "maybe_consumed"), (60, "certain")):
+        for file in queue.iterdir():
+            os.utime(file, (newest - age, newest - age))
+        found, _ = rows(killed)
+        assert {row["certainty"] for row in found["/", "fan.a"]} == {certainty}
+        assert {row["certainty"] for row in found["/", "fan.b"]} == {"maybe_consumed"}
+
+
+def test_copy_without_times_is_not_certain(killed, tmp_path):
+    """Each file of such a copy has the time at which it was copied, however long that took."""
+    now = time.time()
+    for number, file in enumerate(sorted(file for file in killed.rglob("*") if file.is_file())):
+        os.utime(file, (now - 3600 + number, now - 3600 + number))
+    with open_node(killed) as source:
+        assert source.stopped() == "killed"
+        batch = next(source.messages(QueueName("rabbitmq", "/", "fan.a"), 0, None))
+        assert PurePosixPath(batch.files[0]).parts[0] == "msg_stores"
