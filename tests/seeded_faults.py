@@ -56,7 +56,7 @@ class SeededFault:
     def path(self) -> Path:
         """The module's source in this checkout."""
         stem = self.module.replace(".", "/")
-        names = [f"{part}/src/{stem}{end}" for part in ("core", "plugins/*") for end in (".py", "/__init__.py")]
+        names = [f"{part}/src/{stem}{end}" for part in ("core", "libs/*", "plugins/*") for end in (".py", "/__init__.py")]
         found = [path for name in names for path in ROOT.glob(name)]
         if not found:
             raise NotApplicable(f"there is no module {self.module} in {ROOT}")

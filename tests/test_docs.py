@@ -56,7 +56,7 @@ RUN = [
     path.relative_to(ROOT).as_posix() for path in PAGES if {"python", "console"} & {language for language, _ in blocks(path)}
 ]
 PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "kestrel_journal"]
-PLUGINS += ["prometheus_observer", "rocketmq_log"]
+PLUGINS += ["prometheus_observer", "rabbitmq_source", "rocketmq_log"]
 
 needs_all_plugins = pytest.mark.skipif(
     not all(find_spec(f"msgstore_{name}") for name in PLUGINS), reason="the examples use every plugin of the repository"
@@ -136,7 +136,7 @@ def test_the_reference_is_what_the_code_says():
 def test_a_page_that_is_stale_is_told(tmp_path):
     """The same program, on a copy in which a default was changed by hand."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for name in ("core", "pipeline", "plugins"):
+    for name in ("core", "libs", "pipeline", "plugins"):
         (tmp_path / name).symlink_to(ROOT / name)
     page = tmp_path / "docs/reference/configuration.md"
     page.write_text(page.read_text(encoding="utf-8").replace('`"200ms"`', '`"300ms"`'), encoding="utf-8")

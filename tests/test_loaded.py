@@ -26,6 +26,7 @@ OTHERS = {
     "msgstore-erlang-body",
     "msgstore-kestrel-journal",
     "msgstore-prometheus-observer",
+    "msgstore-rabbitmq-source",
     "msgstore-rocketmq-log",
 }
 """Of no cell: installed where everything is."""

@@ -78,8 +78,8 @@ def test_killed_node_has_what_the_broker_delivered(killed):
 def test_quorum_queue_and_stream_are_named(killed):
     with open_node(killed) as source:
         assert [(str(one.name), one.type, one.details.get("path")) for one in source.queues() if not one.read] == [
-            ("orders/qq.audit", "quorum", "quorum/sre@localhost/ORDERSBNMU33V2OW5A"),
-            ("orders/st.clicks", "stream", "stream/orders_st_clicks_1795423140569518962"),
+            ("qq.audit in vhost orders", "quorum", "quorum/sre@localhost/ORDERSBNMU33V2OW5A"),
+            ("st.clicks in vhost orders", "stream", "stream/orders_st_clicks_1795423140569518962"),
         ]
 
 

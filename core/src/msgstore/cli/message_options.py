@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import worker_catalogue
 
 MAX_REASONS = 10
+NAME_COLUMNS: Mapping[str, Callable[[Any], Any]] = {
+    "vhost": lambda one: one.info.name.vhost or "",
+    "queue": lambda one: one.info.name.queue or ("" if one.info.name.vhost else one.info.name.system),
+    "partition": lambda one: "" if one.info.name.partition is None else one.info.name.partition,
+}
+"""Columns of a table with a row for each queue."""
 
 
 @attrs.frozen

@@ -36,8 +36,9 @@ class QueueName:
     """RocketMQ: the queue id."""
 
     def __str__(self) -> str:
-        parts = (self.vhost, self.queue, self.partition)
-        return "/".join(str(part) for part in parts if part is not None) or self.system
+        queue = "/".join(str(part) for part in (self.queue, self.partition) if part is not None)
+        vhost = None if self.vhost is None else f"vhost {self.vhost}"
+        return f"{queue} in {vhost}" if queue and vhost else queue or vhost or self.system
 
 
 @attrs.frozen(kw_only=True)

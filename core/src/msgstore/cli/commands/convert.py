@@ -10,6 +10,7 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.message_options import (
     MAX_REASONS,
+    NAME_COLUMNS,
     SelectionOptions,
     SourceOptions,
     accepted,
@@ -176,11 +177,11 @@ def _renamed(pair: str) -> tuple[str, str]:
 
 def _show_report(out: output.Output, report: ConvertReport, title: str, *, dry_run: bool) -> None:
     columns = output.columns(
-        "queue selected written refused:yellow damaged bytes:bytes",
-        queue=lambda one: str(one.info.name),
+        "vhost queue partition selected written refused:yellow damaged bytes:bytes",
+        **NAME_COLUMNS,
         damaged=lambda one: count(one.damaged, "bold red"),
     )
-    out.rows(title, columns, report.queues)
+    out.rows(title, columns, report.queues, optional=tuple(NAME_COLUMNS))
     out.print()
     for reason, number in report.reasons.most_common(MAX_REASONS):
         out.print(f"refused, {number:,}: {reason}", "yellow")

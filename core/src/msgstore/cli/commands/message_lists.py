@@ -13,6 +13,7 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.message_options import (
     MAX_REASONS,
+    NAME_COLUMNS,
     SelectionOptions,
     SourceOptions,
     accepted,
@@ -89,9 +90,7 @@ def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times
     out.emit(*(queue.as_json(times=times) for queue in found))
     columns = output.columns(
         "vhost queue partition type messages bytes:bytes of_these not_counted notes damage" + (" first last" if times else ""),
-        vhost=lambda queue: queue.info.name.vhost or "",
-        queue=lambda queue: queue.info.name.queue or queue.info.name.system,
-        partition=lambda queue: "" if queue.info.name.partition is None else queue.info.name.partition,
+        **NAME_COLUMNS,
         type=lambda queue: queue.info.type,
         of_these=lambda queue: _states(queue, chosen.states),
         not_counted=lambda queue: _states(queue, set(STATES) - set(chosen.states)),
