@@ -18,7 +18,7 @@ _STORED_MS = 1_795_000_000_000
 
 
 def make_node(path: Path, *, queues: int, messages: int, shared: float = 0.1, vhost: bytes = b"/") -> Path:
-    """Make a stopped node with ``messages`` messages, of which the fraction ``shared`` is in the shared store. Half of the queues
+    """Make a stopped node with ``messages`` messages, the fraction ``shared`` of them in the shared store. Half of the queues
     have index v2. A fifth of the entries, besides, is acknowledged."""
     rng = random.Random(1)
     home = path / "msg_stores/vhosts" / names.vhost_directory(vhost)

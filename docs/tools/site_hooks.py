@@ -31,7 +31,7 @@ _FETCHED = re.compile(
 def _outside(root: Path) -> dict[str, str]:
     """Return (path in the repository to path in the site) of the files outside docs/ to which pages link."""
     found = {path: f"project/{name}" for path, name in _NAMED.items()}
-    for readme in sorted([*root.glob("plugins/*/README.md"), *root.glob("libs/*/README.md"), *root.glob("examples/*/README.md")]):
+    for readme in sorted(one for part in ("plugins", "libs", "examples") for one in root.glob(f"{part}/*/README.md")):
         found[readme.relative_to(root).as_posix()] = f"project/{readme.parent.name}.md"
     return found
 

@@ -30,9 +30,11 @@ from msgstore.jobs.messages.sources import open_source
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.jobs.workers import worker_catalogue
 
-FLUSH_BYTES = 64 * 2**20
+FLUSH_BYTES = 32 * 2**20
 """Bytes of messages between two flushes. After a kill, at most so much is converted again."""
 FLUSH_MESSAGES = 2**17
+ROW_BYTES = 2**9
+"""Bytes that a sink may hold of each message besides: its hash, place, names and times."""
 Refused = Callable[[QueueInfo, int, str], None]
 """Called with queue, position and reason of each refused message."""
 
@@ -217,4 +219,4 @@ def weight(batch: MessageBatch) -> int:
     columns = [batch.bodies, batch.raws or (), batch.raw_properties or ()]
     found = sum(len(value) for column in columns for value in column if value is not None)
     texts = [column for column in (batch.properties, batch.headers) if column is not None and batch.raw_properties is None]
-    return found + sum(len(repr(value)) for column in texts for value in column if value)
+    return found + ROW_BYTES * len(batch) + sum(len(repr(value)) for column in texts for value in column if value)
