@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[Damage, int, str]] = {
     "no .qi": (lambda node: (node / queue(VHOST, "events.v2") / "0.qi").unlink(), 16, "0.qi is missing"),
     "no .qs": (lambda node: (node / queue(VHOST, "events.v2") / "0.qs").unlink(), 13, "in a .qs file that is missing"),
     "segment gone": (lambda node: (node / STORE / "0.rdq").unlink(), 9, "segment 0 is missing: it had"),
-    "store gone": (lambda node: shutil.rmtree(node / ORDERS / "msg_store_persistent"), 15, "not in the shared store"),
+    "store gone": (lambda node: shutil.rmtree(node / ORDERS / "msg_store_persistent"), 15, "in no shared store"),
     "tables of a stop": (lambda node: change(node / VHOST / "recovery.dets", 0, bytes(4096)), 0, "no header of a DETS file"),
     "vhost name": (lambda node: change(node / VHOST / ".vhost", 0, b"x"), 0, "is not that of the vhost 'x'"),
     "queue name": (

@@ -30,8 +30,8 @@ class RowReader:
         self._position = 0
         self._file: tuple[str, Buffer] = ("", b"")
         """The file that was read last."""
-        self._lost: dict[str, SourceDamage] = {}
-        """Index file to the messages in it that are in no store."""
+        self._lost: dict[str, tuple[LiveEntry, int]] = {}
+        """Index file to the first of its messages that are in no store, and their number."""
         self._batch = _Columns()
 
     def rows(
@@ -57,7 +57,10 @@ class RowReader:
         """Yield the last batch, and the messages that are lost."""
         if self._batch.bodies:
             yield self._batch.taken(self._name)
-        yield from self._lost.values()
+        why = "" if self._certainty == CERTAIN else ", consumed just before the kill, or lost"
+        for file, (entry, count) in self._lost.items():
+            reason = f"in the queue index, and in no shared store{why}: {count:,}, first {entry.msg_id.hex()}"
+            yield SourceDamage(file=file, offset=entry.offset, size=entry.size, reason=reason, name=self._name, messages=count)
 
     def orphans(self, referenced: Collection[bytes], first: int, stop: int | None) -> Iterator[_Item]:
         """Yield the messages of the store that are in no queue."""
@@ -128,18 +131,11 @@ class RowReader:
         )
 
     def _lose(self, entry: LiveEntry) -> None:
-        """Count a message that is in the index, and not in the store. A transient one is lost at every restart."""
+        """Count a message that is in the index, and in no store. A transient one is lost at every restart."""
         if not entry.is_persistent:
             return
-        known = self._lost.get(entry.file)
-        count = 1 if known is None else known.messages + 1
-        first = entry if known is None else known
-        reason = f"in the queue index, and not in the shared store: {count:,}, first {entry.msg_id.hex()}"
-        if known is not None:
-            reason = f"{known.reason.split(':')[0]}: {count:,}, first {known.reason.rpartition(' ')[2]}"
-        self._lost[entry.file] = SourceDamage(
-            file=entry.file, offset=first.offset, size=first.size, reason=reason, name=self._name, messages=count
-        )
+        first, count = self._lost.get(entry.file, (entry, 0))
+        self._lost[entry.file] = first, count + 1
 
     def _raw(self, entry: LiveEntry, place: Place | None) -> bytes | None:
         if not self._context.raw:

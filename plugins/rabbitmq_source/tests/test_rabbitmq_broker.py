@@ -1,0 +1,142 @@
+"""Nodes that Debian's broker makes here: stopped, killed under load, damaged; compared with what it delivers from a copy."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pika")
+
+from msgstore_rabbitmq_source.opening import open_node
+from msgstore_rabbitmq_source.repair import repair_node
+from rabbitmq_broker import Broker, needs_broker
+from rabbitmq_load import QUEUES, Journal, consume, declare, drain, publish, under_load
+from rabbitmq_nodes import facts, listed, rows
+
+pytestmark = pytest.mark.broker
+MESSAGES = 1500
+
+
+@pytest.fixture(scope="module")
+def journal() -> Journal:
+    return Journal()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, journal: Journal) -> Path:
+    """The data directory of a node that was stopped cleanly."""
+    needs_broker()
+    base = tmp_path_factory.mktemp("stopped")
+    with Broker(base, segment_size=2**18) as broker:
+        fill(broker, journal)
+        broker.stop()
+    return broker.data
+
+
+def fill(broker: Broker, journal: Journal) -> None:
+    declare(broker)
+    publish(broker, journal, MESSAGES, seed=1, large=2)
+    assert len(journal.confirmed) == MESSAGES
+    for queue, count in (("mail.v1", 40), ("mail.v2", 40), ("lazy.v2", 20), ("fan.a", 100), ("fan.b", 30), ("prio.v1", 20)):
+        consume(broker, journal, queue, count)
+    consume(broker, journal, "source.v1", 10, reject=True)
+
+
+def delivered(data: Path, tmp_path: Path) -> dict[str, list]:
+    """Return what the broker delivers from a copy of the node."""
+    broker = Broker(tmp_path / "boot", name=data.name)
+    shutil.copytree(data, broker.data)
+    with broker:
+        return drain(broker)
+
+
+def compared(data: Path, expected: dict[str, list], consumed: int = 0) -> None:
+    """Check that the source has what the broker delivered, in order, with the same properties. After a kill, the body of a
+    message that was ``consumed`` may be gone, and its entry not."""
+    found, damage = rows(data)
+    assert all("consumed just before the kill" in span.reason for span in damage)
+    assert sum(span.messages for span in damage) <= consumed
+    for queue in QUEUES:
+        got = listed(found.get(("/", queue), []))
+        assert facts(got) == [one[:3] for one in expected[queue]], queue
+        for row, (_, _, _, properties) in zip(got, expected[queue], strict=True):
+            assert properties_equal(row, properties), (queue, row)
+
+
+def properties_equal(row: dict, properties) -> bool:
+    """Compare by the bytes that pika decodes: it has no access to those that the broker sends."""
+    import pika
+
+    ours = pika.BasicProperties()
+    ours.decode(row["raw_properties"])
+    return ours == properties
+
+
+def test_stopped_node_has_what_the_broker_delivers(stopped, journal, tmp_path):
+    expected = delivered(stopped, tmp_path)
+    compared(stopped, expected)
+    found, _ = rows(stopped)
+    assert {row["certainty"] for all_of in found.values() for row in listed(all_of)} == {"certain"}
+    for queue, must in journal.wanted().items():
+        got = Counter(row["properties"]["message_id"] for row in listed(found["/", queue]))
+        assert got == must, queue
+
+
+def test_killed_node_has_what_was_confirmed(tmp_path):
+    needs_broker()
+    journal = Journal()
+    with Broker(tmp_path / "killed") as broker:
+        fill(broker, journal)
+        under_load(broker, journal, seconds=3, end=broker.kill)
+    compared(broker.data, delivered(broker.data, tmp_path))
+    found, _ = rows(broker.data)
+    for queue in QUEUES:
+        got = Counter(row["properties"]["message_id"] for row in listed(found.get(("/", queue), [])))
+        must = journal.wanted().get(queue, Counter())
+        assert not must - got, queue
+        assert set(got) <= journal.possible(queue)
+        unsure = [row for row in listed(found.get(("/", queue), [])) if row["certainty"] == "maybe_consumed"]
+        assert set(got - must) <= {row["properties"]["message_id"] for row in unsure}
+
+
+def test_compacted_node_has_what_the_broker_delivers(tmp_path):
+    """Most messages are consumed, so that the broker combines segments, and then it is killed."""
+    needs_broker()
+    journal = Journal()
+    with Broker(tmp_path / "compacted", segment_size=2**18) as broker:
+        fill(broker, journal)
+        for queue in QUEUES:
+            consume(broker, journal, queue, MESSAGES // 20)
+        broker.kill()
+    compared(broker.data, delivered(broker.data, tmp_path), consumed=journal.acknowledged.total())
+
+
+def wrong_sizes(data: Path) -> int:
+    """Set wrong sizes in the records of every segment of the store. Return their number."""
+    count = 0
+    for segment in sorted(data.rglob("msg_store_persistent/*.rdq")):
+        content, at = bytearray(segment.read_bytes()), 0
+        while at < len(content):
+            size = int.from_bytes(content[at : at + 8], "big")
+            if hashlib.md5(content[at + 8 : at + 24], usedforsecurity=False).digest()[0] < 12:
+                content[at : at + 8] = (size + 5).to_bytes(8, "big")
+                count += 1
+            at += 9 + size
+        segment.write_bytes(content)
+    return count
+
+
+def test_broker_boots_on_a_repaired_copy_and_loses_nothing(stopped, tmp_path):
+    expected = delivered(stopped, tmp_path / "whole")
+    damaged = tmp_path / "damaged" / stopped.name
+    shutil.copytree(stopped, damaged)
+    assert wrong_sizes(damaged)
+    with open_node(damaged) as source:
+        assert repair_node(source, damaged, tmp_path / stopped.name)
+    got = delivered(tmp_path / stopped.name, tmp_path / "repaired")
+    for queue in QUEUES:
+        assert [one[:3] for one in got[queue]] == [one[:3] for one in expected[queue]], queue
