@@ -24,6 +24,18 @@ COPY_FIRST = (
 
 
 @attrs.define
+class QueueCheck:
+    """One queue, or the messages of a vhost that are in none."""
+
+    info: QueueInfo
+    states: Counter[str] = attrs.field(factory=Counter)
+    bytes: int = 0
+    """Bodies of the messages that a restart would deliver."""
+    unsure: int = 0
+    lost: int = 0
+
+
+@attrs.define
 class NodeCheck:
     """Result of reading a whole node."""
 
@@ -33,15 +45,28 @@ class NodeCheck:
     stopped: str
     """``cleanly``, ``killed``, or ``in part``."""
     vhosts: list[str]
-    queues: list[QueueInfo]
-    states: Counter[str]
-    bytes: int
-    unsure: int
-    """Messages that were perhaps consumed."""
+    per_queue: list[QueueCheck]
     damage: list[SourceDamage]
     not_read: list[QueueInfo]
     absent: list[str]
     """Durable queues of the tables without a directory: they are empty."""
+
+    @property
+    def queues(self) -> list[QueueInfo]:
+        return [one.info for one in self.per_queue if one.info.name.queue is not None]
+
+    @property
+    def states(self) -> Counter[str]:
+        return sum((one.states for one in self.per_queue), Counter())
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.per_queue)
+
+    @property
+    def unsure(self) -> int:
+        """Messages that were perhaps consumed."""
+        return sum(one.unsure for one in self.per_queue)
 
     @property
     def exit_code(self) -> int:
@@ -70,16 +95,17 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
     """Read every message of a node."""
     infos = list(source.queues())
     damage = list(source.damage())
-    states, size, unsure = Counter[str](), 0, 0
     read = [info for info in infos if info.read]
-    for info in read:
-        for item in source.messages(info.name, 0, None):
+    checks = [QueueCheck(info) for info in read]
+    for one in checks:
+        for item in source.messages(one.info.name, 0, None):
             if isinstance(item, SourceDamage):
                 damage.append(item)
+                one.lost += item.messages
                 continue
-            states.update(item.states)
-            size += _listed_bytes(item)
-            unsure += sum(certainty == MAYBE_CONSUMED for certainty in item.certainties or ())
+            one.states.update(item.states)
+            one.bytes += _listed_bytes(item)
+            one.unsure += sum(certainty == MAYBE_CONSUMED for certainty in item.certainties or ())
     tables = source.tables()
     there = {(info.name.vhost, info.name.queue) for info in infos}
     named = [(text(queue.vhost), text(queue.name)) for queue in durable_queues(tables)]
@@ -90,10 +116,7 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
         vhosts=sorted(
             {text(name) for name in vhosts(tables)} | {info.name.vhost for info in read if info.name.vhost is not None}
         ),
-        queues=[info for info in read if info.name.queue is not None],
-        states=states,
-        bytes=size,
-        unsure=unsure,
+        per_queue=checks,
         damage=damage,
         not_read=[info for info in infos if not info.read],
         absent=sorted(f"{vhost} {queue}" for vhost, queue in named if (vhost, queue) not in there),

@@ -14,6 +14,7 @@ from msgstore_rabbitmq_source.definitions import definitions_of
 from msgstore_rabbitmq_source.layout import NodeFiles
 from msgstore_rabbitmq_source.opening import open_node
 from msgstore_rabbitmq_source.repair import repair_node
+from msgstore_rabbitmq_source.report import page_of
 from rabbitmq_files import names
 
 _NODE = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -52,6 +53,30 @@ def check(node: Path, as_json: bool) -> None:
     else:
         for line in in_words(found):
             _say(line)
+    click.get_current_context().exit(found.exit_code)
+
+
+@rabbitmq.command()
+@click.argument("node", type=_NODE)
+@click.option("--html", "page", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The page to write.")
+def report(node: Path, page: Path) -> None:
+    """Write one HTML page with the whole node: virtual hosts, queues, segments, damage.
+
+    Reads every message. The page loads nothing. Exit codes as for check.
+
+    \b
+    Examples:
+      msgstore rabbitmq report NODE --html node.html
+    """
+    if page.resolve().is_relative_to(node.resolve()):
+        raise StoreError(f"{page}: is in {node}, in which nothing is written. Name a file elsewhere.")
+    with open_node(node) as source:
+        found = check_node(node, source)
+        content = page_of(source, found)
+    partial = page.with_name(f".{page.name}.part")
+    partial.write_text(content, encoding="utf-8")
+    partial.replace(page)
+    _say(f"{page}: written")
     click.get_current_context().exit(found.exit_code)
 
 

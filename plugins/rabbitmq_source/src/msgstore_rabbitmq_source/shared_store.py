@@ -56,7 +56,7 @@ class SharedStore:
 
     def __init__(self, context: SourceContext, vhost: VhostFiles) -> None:
         self._context = context
-        self._files = [joined(store, name) for store, names in sorted(vhost.stores.items()) for name in _by_number(names)]
+        self.files = [joined(store, name) for store, names in sorted(vhost.stores.items()) for name in _by_number(names)]
         self._rows: dict[bytes, int] | None = None
         """Id to row of the columns below."""
         self._file_rows, self._offsets, self._sizes = array("L"), array("Q"), array("Q")
@@ -79,9 +79,13 @@ class SharedStore:
         """Yield id and place of each message in a segment, also of those that are in no record, by offset."""
         found = [(msg_id, place) for msg_id, place in self._find_terms().items() if place.file == file]
         for msg_id, row in self._index().items():
-            if self._files[self._file_rows[row]] == file:
+            if self.files[self._file_rows[row]] == file:
                 found.append((msg_id, self._place(row)))
         return iter(sorted(found, key=lambda pair: pair[1].offset))
+
+    def all_places(self) -> Iterator[tuple[bytes, Place]]:
+        """Yield id and place of each record."""
+        return ((msg_id, self._place(row)) for msg_id, row in self._index().items())
 
     def read(self, place: Place) -> bytes:
         """Return the bytes of a message's term and, if the record is not corrected, what follows it in the record."""
@@ -97,14 +101,14 @@ class SharedStore:
         self._open.clear()
 
     def _place(self, row: int) -> Place:
-        file, offset, size = self._files[self._file_rows[row]], self._offsets[row], self._sizes[row]
+        file, offset, size = self.files[self._file_rows[row]], self._offsets[row], self._sizes[row]
         begin, end = segment_formats()[PurePosixPath(file).suffix].body_span(b"", offset, size)
         return Place(file, offset, size, begin, end - begin)
 
     def _index(self) -> dict[bytes, int]:
         if self._rows is None:
             self._rows = {}
-            for number, file in enumerate(self._files):
+            for number, file in enumerate(self.files):
                 self._scan(number, file, self._rows)
         return self._rows
 
@@ -129,7 +133,7 @@ class SharedStore:
 
     def _is_equal(self, row: int, record: bytes) -> bool:
         size = self._sizes[row]
-        return size == len(record) and self._pread(self._files[self._file_rows[row]], self._offsets[row], size) == record
+        return size == len(record) and self._pread(self.files[self._file_rows[row]], self._offsets[row], size) == record
 
     def _report(self, file: str, offset: int, size: int, reason: str) -> None:
         self.damage.append(SourceDamage(file=file, offset=offset, size=size, reason=reason))
@@ -138,7 +142,7 @@ class SharedStore:
         """Return the messages that are there and in no record: a record's size may be wrong, and a term says where it ends."""
         if self._corrected is None:
             self._corrected = {}
-            for file in self._files:
+            for file in self.files:
                 self._find_terms_in(file, self._corrected)
         return self._corrected
 

@@ -123,7 +123,7 @@ class RabbitmqSource:
             return
         vhost = self._orphans[name]
         store = self.store(vhost)
-        referenced = self._referenced(vhost)
+        referenced = self.referenced(vhost)
         yield from store.damage
         yield from RowReader(self._context, store, name).orphans(referenced, first, stop)
 
@@ -163,6 +163,11 @@ class RabbitmqSource:
         """Return the name of a vhost, or None."""
         self._found()
         return self._vhost_names[vhost.directory]
+
+    def vhost_text(self, vhost: VhostFiles) -> str | None:
+        """Return the name of a vhost as text, or None."""
+        name = self.vhost_name(vhost)
+        return None if name is None else text(name)
 
     def directories(self, vhost: VhostFiles) -> list[QueueDirectory]:
         """Return the directories of the queues of a vhost."""
@@ -257,7 +262,7 @@ class RabbitmqSource:
         """Return the shared store of a vhost."""
         return self._stores.setdefault(vhost.directory, SharedStore(self._context, vhost))
 
-    def _referenced(self, vhost: VhostFiles) -> set[bytes]:
+    def referenced(self, vhost: VhostFiles) -> set[bytes]:
         """Return the ids of the messages that are in a queue and in the shared store."""
         found = set[bytes]()
         for queue in self._found().values():
