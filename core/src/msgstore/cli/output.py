@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from msgstore.jobs.messages.rows import encode
-from msgstore.jobs.reports import NotRead, SpanReport
+from msgstore.jobs.reports import QUEUE_FILES, NotRead, SpanReport
 from msgstore.plugins.blame import PLUGIN_FAILED
 
 PIPED_WIDTH = 160
@@ -149,6 +149,8 @@ class Output:
             spec = "path what files size:bytes"
             self.rows("not read, may contain messages", columns(spec), not_read[:MAX_LISTED], style="yellow")
             self.more(len(not_read))
+            if any(one.what in QUEUE_FILES for one in not_read):
+                self.print("The messages of the queues: msgstore queues NODE, with the plugin msgstore-rabbitmq-source.", "dim")
         if damaged or not_read:
             click.get_current_context().exit(2 if self._plugin_failed else 1 if damaged else NOT_READ)
 

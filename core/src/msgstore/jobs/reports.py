@@ -14,6 +14,8 @@ from msgstore.contract import Damage
 
 SETTINGS_DAMAGED = "settings_damaged"
 """Reason for an unreadable ``msgstore.json``. All record types with assigned bytes are then tried."""
+QUEUE_FILES = ("queue indexes", "queue stores")
+"""Kinds of files of a broker that a source of messages reads."""
 _BROKER_FILES = (
     ("queue indexes", "", re.compile(r"\d+\.(?:idx|qi)|journal\.jif")),
     ("queue stores", "", re.compile(r"\d+\.qs")),
