@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from msgstore.cli.main import main
 
 pytest.importorskip("pika")
 
 from msgstore_rabbitmq_source.opening import open_node
 from msgstore_rabbitmq_source.repair import repair_node
 from rabbitmq_broker import Broker, needs_broker
-from rabbitmq_load import QUEUES, Journal, consume, declare, drain, publish, under_load
+from rabbitmq_load import QUEUES, Journal, channel_of, consume, declare, drain, publish, under_load
 from rabbitmq_nodes import facts, listed, rows
 
 pytestmark = pytest.mark.broker
@@ -140,3 +144,56 @@ def test_broker_boots_on_a_repaired_copy_and_loses_nothing(stopped, tmp_path):
     got = delivered(tmp_path / stopped.name, tmp_path / "repaired")
     for queue in QUEUES:
         assert [one[:3] for one in got[queue]] == [one[:3] for one in expected[queue]], queue
+
+
+@pytest.mark.parametrize("queues", [0, 1100])
+def test_definitions_are_those_that_the_broker_exports(tmp_path, queues):
+    """With many queues, Mnesia has dumped its log into the images of the tables."""
+    needs_broker()
+    with Broker(tmp_path / "node") as broker:
+        declare(broker)
+        with channel_of(broker) as channel:
+            for number in range(queues):
+                channel.queue_declare(
+                    f"many.{number}", durable=True, arguments={"x-max-length": number, "x-overflow": "reject-publish"}
+                )
+            for number in range(0, queues, 2):
+                channel.queue_delete(f"many.{number}")
+            channel.exchange_declare(
+                "topics", "topic", durable=True, auto_delete=False, arguments={"alternate-exchange": "fan"}
+            )
+            channel.queue_bind("mail.v1", "topics", "a.#", arguments={"x-match": "all", "n": 3})
+            channel.queue_declare("not durable")
+            channel.exchange_bind("fan", "topics", "to.fan")
+        broker.rabbitmqctl(
+            "set_policy", "--apply-to", "queues", "short", "^mail", '{"max-length": 1000, "overflow": "drop-head"}'
+        )
+        broker.rabbitmqctl("add_vhost", "billing/eu", "--description", "of the EU", "--tags", "a,b")
+        broker.rabbitmqctl("add_user", "reader", "secret")
+        broker.rabbitmqctl("set_user_tags", "reader", "monitoring", "management")
+        broker.rabbitmqctl("set_permissions", "-p", "billing/eu", "reader", "^$", "^$", ".*")
+        broker.rabbitmqctl("set_topic_permissions", "-p", "billing/eu", "reader", "amq.topic", "^a", "^b")
+        exported = tmp_path / "exported.json"
+        broker.rabbitmqctl("export_definitions", str(exported))
+        broker.kill()
+    if queues:
+        assert (broker.data / "rabbit_durable_queue.DCD").stat().st_size > 1000
+    result = CliRunner().invoke(main, ["rabbitmq", "definitions", str(broker.data), "--with-password-hashes"])
+    assert result.stderr == ""
+    output = result.stdout
+    ours, theirs = json.loads(output), json.loads(exported.read_text())
+    for kind in ("queues", "exchanges", "bindings", "vhosts", "users", "permissions", "topic_permissions", "policies"):
+        found = [{name: value for name, value in one.items() if name in theirs[kind][0]} for one in ours[kind]]
+        durable = [one for one in theirs[kind] if one.get("durable", True) and one.get("name") != "not durable"]
+        assert sorted(map(canonical, found)) == sorted(map(canonical, durable)), kind
+    assert "secret" not in output
+    without = CliRunner().invoke(main, ["rabbitmq", "definitions", str(broker.data)]).stdout
+    assert not [one["password_hash"] for one in json.loads(without)["users"] if one["password_hash"]]
+    with Broker(tmp_path / "other") as other:
+        (tmp_path / "ours.json").write_text(output)
+        other.rabbitmqctl("import_definitions", str(tmp_path / "ours.json"))
+        assert "billing/eu" in other.rabbitmqctl("list_vhosts")
+
+
+def canonical(value: dict) -> str:
+    return json.dumps(value, sort_keys=True)

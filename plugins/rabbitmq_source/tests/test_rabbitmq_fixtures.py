@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from msgstore.contract import Candidate, ConfigError, QueueName
+from msgstore_rabbitmq_source.definitions import definitions_of
 from msgstore_rabbitmq_source.opening import open_node
 from msgstore_rabbitmq_source.source import detect
 from rabbitmq_files import names
@@ -186,3 +187,13 @@ def test_copy_without_times_is_not_certain(killed, tmp_path):
         assert source.stopped() == "killed"
         batch = next(source.messages(QueueName("rabbitmq", "/", "fan.a"), 0, None))
         assert PurePosixPath(batch.files[0]).parts[0] == "msg_stores"
+
+
+def test_definitions_of_a_killed_node_have_its_topology(killed):
+    with open_node(killed) as source:
+        found, problems = definitions_of(source.tables())
+    assert not problems
+    assert {kind: len(rows) for kind, rows in json.loads(json.dumps(found)).items() if isinstance(rows, list) and rows} == {
+        "users": 1, "vhosts": 4, "permissions": 4, "global_parameters": 1, "policies": 1, "queues": 23, "exchanges": 4,
+        "bindings": 8,
+    }  # fmt: skip

@@ -49,10 +49,9 @@ def definitions_of(tables: NodeTables, *, with_password_hashes: bool = False) ->
 
 def _queues(tables: NodeTables) -> Iterator[dict[str, Any]]:
     for queue in durable_queues(tables):
-        arguments = _arguments(queue.arguments)
         yield {
-            "name": text(queue.name), "vhost": text(queue.vhost), "durable": True, "auto_delete": queue.auto_delete,
-            "arguments": arguments,
+            "name": text(queue.name), "vhost": text(queue.vhost), "type": queue.kind, "durable": True,
+            "auto_delete": queue.auto_delete, "arguments": _arguments(queue.arguments),
         }  # fmt: skip
 
 
@@ -65,10 +64,10 @@ def _arguments(rows: list[_Row]) -> dict[str, Any]:
 
 
 def _vhost(row: _Row) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": text(row[1])}
-    if len(row) > 3 and isinstance(row[3], dict):
-        found |= {key: _plain(value) for key, value in row[3].items() if value not in (b"", [])}
-    return found
+    about = row[3] if len(row) > 3 and isinstance(row[3], dict) else {}
+    tags = about.get("tags", [])
+    metadata = {"description": text(about.get("description", b"")), "tags": _plain(tags) if tags else []}
+    return {"name": text(row[1]), "limits": [], "metadata": metadata}
 
 
 def _user(row: _Row, *, with_hash: bool) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def _permission(row: _Row) -> dict[str, Any]:
 
 
 def _topic_permission(row: _Row) -> dict[str, Any]:
-    (_, (_, user, vhost), exchange), (_, write, read) = row[1], row[2]
+    (_, (_, user, vhost), exchange), (*_, write, read) = row[1], row[2]
     return {"user": text(user), "vhost": text(vhost), "exchange": text(exchange), "write": text(write), "read": text(read)}
 
 
