@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import msgstore
+from msgstore.cli.message_options import SinkOptions
 from msgstore.config import Backend
 from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
 from msgstore.jobs.detection import detect
@@ -729,3 +730,27 @@ def test_records_of_a_store_are_reflowed(tmp_path, accepts, types):
 )
 def test_layout_that_is_not_there_is_refused(tmp_path, name, told):
     assert told in command("messages", source_of(name, tmp_path), "--raw", "--accepts", "v9", code=2).output
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("amqp://user:pass%40@host:5672/v", "amqp://user:***@host:5672/v"),
+        ("amqps://user@host", "amqps://user@host"),
+        ("amqp://host/a:b@c", "amqp://host/a:b@c"),
+        ("dir/a:b@c", "dir/a:b@c"),
+    ],
+)
+def test_password_of_a_url_is_not_shown(given, shown):
+    assert conversion_plan.without_password(given) == shown
+
+
+def test_short_options_become_options_of_the_sink():
+    options = SinkOptions(
+        sink_options=("user_id=keep",), to_exchange=True, declare=True, mandatory=False, rate=2.5, anyway=True
+    )
+    found = options.backend()
+    assert found is not None
+    expected = {"user_id": "keep", "to": "exchange", "declare": True, "mandatory": False, "rate": 2.5, "anyway": True}
+    assert (found.name, dict(found.options)) == ("", expected)
+    assert SinkOptions().backend() is None

@@ -49,6 +49,28 @@ class SourceOptions:
 
 
 @attrs.frozen
+class SinkOptions:
+    """Values of the options that select and configure a sink."""
+
+    sink: str | None = None
+    sink_options: tuple[str, ...] = ()
+    to_exchange: bool = False
+    declare: bool = False
+    mandatory: bool = True
+    rate: float | None = None
+    anyway: bool = False
+
+    def backend(self) -> Backend | None:
+        """Return the sink, or None if DEST selects it. With options alone, it has no name."""
+        given = parse_options(self.sink_options, "--sink-option")
+        given |= {"to": "exchange"} if self.to_exchange else {}
+        given |= {} if self.mandatory else {"mandatory": False}
+        given |= {"rate": self.rate} if self.rate is not None else {}
+        given |= {name: True for name in ("declare", "anyway") if getattr(self, name)}
+        return Backend(self.sink or "", given, base=Path()) if self.sink or given else None
+
+
+@attrs.frozen
 class SelectionOptions:
     """Values of the options that select messages."""
 
@@ -78,6 +100,21 @@ from_source = options.bundle(
     max_age=click.option("--max-age", metavar="TIME", help="Kestrel: the queue's maxAge, by which messages expire."),
     group=click.option("--group", metavar="NAME", help="RocketMQ: what this consumer group has consumed is 'consumed'."),
     config_file=configured,
+)
+to_sink = options.bundle(
+    "sink",
+    SinkOptions,
+    sink=click.option("--sink", metavar="NAME", help="The sink. Default: the one of DEST's ending or scheme."),
+    sink_options=click.option(
+        "--sink-option", "sink_options", multiple=True, metavar="NAME=VALUE", help="An option of the sink."
+    ),
+    to_exchange=click.option("--to-exchange", is_flag=True, help="AMQP: to the original exchange, not straight to the queue."),
+    declare=click.option("--declare", is_flag=True, help="AMQP: declare queues that are missing, as durable ones."),
+    mandatory=click.option(
+        "--mandatory/--no-mandatory", default=True, show_default=True, help="AMQP: refuse what the broker routes to no queue."
+    ),
+    rate=click.option("--rate", type=float, metavar="N", help="AMQP: at most N messages a second."),
+    anyway=click.option("--anyway", is_flag=True, help="AMQP: send also to queues that may discard messages."),
 )
 selected = options.bundle(
     "selection",

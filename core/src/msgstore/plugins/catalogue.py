@@ -81,6 +81,7 @@ _KNOWN_DISTRIBUTIONS = {
     ("sink", "kestrel"): "msgstore-kestrel-journal",
     ("source", "rabbitmq"): "msgstore-rabbitmq-source",
     ("source", "rocketmq"): "msgstore-rocketmq-log",
+    ("sink", "amqp"): "msgstore-amqp-sink",
     ("sink", "rocketmq"): "msgstore-rocketmq-log",
     ("runner", "spark"): "msgstore-spark",
 }

@@ -12,19 +12,20 @@ from msgstore.cli.message_options import (
     MAX_REASONS,
     NAME_COLUMNS,
     SelectionOptions,
+    SinkOptions,
     SourceOptions,
     accepted,
     finish,
     from_source,
     selected,
     source_path,
+    to_sink,
 )
 from msgstore.cli.output import count, plural
 from msgstore.config import Backend, backend_of
 from msgstore.contract import QueueInfo
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.conversion_report import ConvertReport
-from msgstore.jobs.messages.sources import parse_options
 from msgstore.jobs.workers import worker_catalogue
 
 to_runner = options.bundle(
@@ -40,10 +41,7 @@ to_runner = options.bundle(
 @click.argument("destination", metavar="DEST")
 @from_source
 @selected
-@click.option("--sink", metavar="NAME", help="The sink. Default: the one of DEST's ending.")
-@click.option(
-    "--sink-option", "sink_options", multiple=True, metavar="NAME=VALUE", help="An option of the sink."
-)  # fmt: skip
+@to_sink
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a queue another name.")
 @click.option("--raw", is_flag=True, help="Keep the records as stored, for a conversion back.")
 @accepted
@@ -58,8 +56,7 @@ def convert_(
     destination: str,
     source: SourceOptions,
     selection: SelectionOptions,
-    sink: str | None,
-    sink_options: tuple[str, ...],
+    sink: SinkOptions,
     rename: tuple[str, ...],
     accepts: tuple[str, ...],
     dry_run: bool,
@@ -69,9 +66,9 @@ def convert_(
 ) -> None:
     """Copy the messages in SRC to DEST, each queue in its order. SRC is only read.
 
-    DEST selects the sink: *.jsonl, *.parquet, or --sink store, files, or one of a plugin. It appears when it is complete. After
-    a kill, the same command continues; with --runner spark, it begins anew. Exit code 1: damage was found, or DEST refused a
-    message.
+    DEST selects the sink: *.jsonl, *.parquet, amqp://USER@HOST, or --sink store, files, or one of a plugin. A file or directory
+    appears when it is complete. After a kill, the same command continues; with --runner spark, it begins anew. Exit code 1:
+    damage was found, or DEST refused a message.
 
     \b
     Examples:
@@ -80,10 +77,8 @@ def convert_(
       msgstore convert messages.jsonl journals --sink kestrel --rename a/b=a_b
       msgstore convert store messages.parquet --runner spark --master 'local[4]'
     """
-    given = parse_options(sink_options, "--sink-option")
-    backend = Backend(sink or "", given, base=Path()) if sink or given else None
     names = dict(_renamed(pair) for pair in rename)
-    choices |= {"source": source.backend(), "sink": backend, "rename": names, "accepts": accepts or None}
+    choices |= {"source": source.backend(), "sink": sink.backend(), "rename": names, "accepts": accepts or None}
     _convert(path, destination, selection, runner, out, dry_run=dry_run, **choices)
 
 
@@ -110,7 +105,7 @@ def _convert(
             output.note("what was confirmed is kept; the same command continues")
         raise
     out.emit(*(queue.as_json() for queue in report.queues))
-    _show_report(out, report, f"{path} to {destination}", dry_run=dry_run)
+    _show_report(out, report, f"{path} to {report.destination}", dry_run=dry_run)
     refusals = report.total("refused")
     finish(out, path, report.damage, report.not_read, others=report.others, refused=refusals, summary=report.as_json())
 

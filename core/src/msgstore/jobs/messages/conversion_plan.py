@@ -37,18 +37,32 @@ class ConvertJob:
     dry_run: bool = False
     """Everything is read and checked, and nothing is written."""
 
+    @property
+    def target(self) -> str:
+        """The destination as people and files may see it: a URL without its password."""
+        return without_password(self.destination)
+
     def about(self) -> dict[str, Any]:
         """Return what must be the same when the conversion continues."""
         return {
             "source": [self.source.source.name, _digest(self.source.source), str(Path(self.source.path).resolve())],
             CONTENT: _fingerprint(Path(self.source.path)),
             "sink": [self.sink.name, _digest(self.sink)],
-            "destination": self.destination,
+            "destination": self.target,
             "selection": attrs.asdict(self.selection),
             "--rename": dict(self.rename),
             "--raw": self.source.raw,
             "--accepts": self.source.accepts,
         }
+
+
+def without_password(destination: str) -> str:
+    """Return a URL with asterisks for its password, and a path as it is."""
+    scheme, separator, rest = destination.partition("://")
+    host, slash, path = rest.partition("/")
+    login, at, address = host.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}://{user}:***{at}{address}{slash}{path}" if separator and colon else destination
 
 
 def _digest(backend: Backend) -> str:
@@ -81,6 +95,8 @@ def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -
     endings = {ending: sink.name for sink in catalogue.descriptors(SinkDescriptor) for ending in sink.endings}
     listed = ", ".join(f"*{ending} ({name})" for ending, name in sorted(endings.items()))
     names = ", ".join(catalogue.names("sink"))
+    if separator:
+        catalogue.sink({"amqps": "amqp"}.get(scheme, scheme))  # the error has the line for pip
     raise ConfigError(f"{destination}: its name says no sink ({listed}). Name one with --sink: {names}")
 
 
@@ -108,7 +124,9 @@ def plan_convert(
     options = structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base)
     if descriptor.schemes:
         if destination.partition("://")[0] not in descriptor.schemes:
-            raise ConfigError(f"{destination}: the sink {chosen.name} takes URLs such as {descriptor.schemes[0]}://...")
+            raise ConfigError(
+                f"{without_password(destination)}: the sink {chosen.name} takes URLs such as {descriptor.schemes[0]}://..."
+            )
         journal = journal or Path(JOURNAL)
         if journal.resolve().is_relative_to(path.resolve()):
             raise ConfigError(f"--journal {journal}: is in the source, in which nothing is written. Name another file.")

@@ -44,7 +44,7 @@ def convert(job: ConvertJob, meter: ProgressMeter, on_refused: Refused | None = 
 
     Raises StoreError, StoreIOError, ConfigError, PluginError.
     """
-    report = ConvertReport(job.destination)
+    report = ConvertReport(job.target)
     with open_source(job.source) as source:
         queues = find_queues(source, job, report)
         with _sink(job) as (sink, journal):
@@ -79,7 +79,7 @@ def _sink(job: ConvertJob) -> Iterator[tuple[Sink, ConversionJournal | None]]:
             )
             place = str(path)
         elif not job.dry_run:
-            journal = ConversionJournal(job.journal, job.about(), job.destination, restart=job.restart)
+            journal = ConversionJournal(job.journal, job.about(), job.target, restart=job.restart)
             stack.enter_context(closing(journal))
         token = journal.state["token"] if journal and journal.state else None
         yield stack.enter_context(open_sink(job, place, token)), journal
@@ -91,7 +91,7 @@ def open_sink(job: ConvertJob, place: str, token: Mapping[str, Any] | None = Non
     catalogue = worker_catalogue()
     descriptor = catalogue.sink(job.sink.name)
     options = structure(descriptor.options, job.sink.options, f"the sink {job.sink.name}", job.sink.base)
-    context = SinkContext(destination=place, target=job.destination, options=options, token=token)
+    context = SinkContext(destination=place, target=job.target, options=options, token=token)
     sink: Sink = catalogue.make(descriptor, context)
     try:
         yield sink
