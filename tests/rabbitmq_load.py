@@ -90,7 +90,8 @@ def properties_of(rng: random.Random, uid: str, queue: str) -> pika.BasicPropert
     elif kind == 2:
         found.headers = {
             "nested": {"a": 1, "b": ["x", 2, False, None]}, "big": 2**40, "neg": -5, "money": decimal.Decimal("12.34"),
-            "when": datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC), "blob": bytes(range(16)), "umlaut": "Grüße 日本", "empty": {},
+            "when": datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC), "blob": bytes(range(16)),
+            "umlaut": "Grüße 日本", "empty": {},
         }  # fmt: skip
         found.user_id = "guest"
     elif kind == 3:

@@ -23,6 +23,7 @@ OTHERS = {
     "acme-find-command",
     "acme-stamped-format",
     "acme-zstd-body",
+    "msgstore-amqp-sink",
     "msgstore-erlang-body",
     "msgstore-kestrel-journal",
     "msgstore-prometheus-observer",

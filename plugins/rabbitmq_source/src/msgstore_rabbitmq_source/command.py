@@ -111,7 +111,8 @@ def counts(node: Path, vhost: str | None) -> None:
 def definitions(node: Path, with_password_hashes: bool) -> None:
     """Print vhosts, queues, exchanges, bindings, policies and users of NODE, for rabbitmqctl import_definitions.
 
-    They come from the node's own tables. Users are without passwords, unless you ask for the hashes.
+    They come from the node's own tables. Users are without passwords, unless you ask for the hashes: an import then takes the
+    passwords of users with the same names, such as guest.
 
     \b
     Examples:
@@ -125,6 +126,9 @@ def definitions(node: Path, with_password_hashes: bool) -> None:
     click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     for file, offset, size, reason in tables.damage:
         click.echo(f"{file}: {size} bytes at {offset} {reason}", err=True)
+    if not with_password_hashes and found["users"]:
+        users = ", ".join(user["name"] for user in found["users"])
+        click.echo(f"without passwords: {users}. An import takes theirs: then rabbitmqctl change_password.", err=True)
     for problem in problems:
         click.echo(f"left out: {problem}", err=True)
     if tables.damage or problems:
