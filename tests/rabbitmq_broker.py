@@ -39,7 +39,7 @@ def needs_broker() -> None:
 
 
 class Broker:
-    """A node. ``base`` is a directory for all that it writes; a node that runs on a copy of another one's data needs its name."""
+    """A node. ``base`` is a directory for all that it writes. A node on a copy of another one's data needs the name of that."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Broker:
         plugins: Sequence[str] = (),
         segment_size: int = 2**24,
     ) -> None:
-        """``settings``: lines of rabbitmq.conf. ``segment_size``: of message stores, in bytes. ``plugins``: such as ``rabbitmq_management``, which listens on
-        ``management_port``. Starts nothing."""
+        """``settings``: lines of rabbitmq.conf. ``segment_size``: of message stores, in bytes. ``plugins``: such as
+        ``rabbitmq_management``, which listens on ``management_port``. Starts nothing."""
         self.base, self.name = base, name
         self.data = base / "mnesia" / name
         """The data directory, which exists after the first start."""
@@ -85,6 +85,7 @@ class Broker:
             self._epmd = subprocess.Popen(epmd, env=self._environment, stdout=log, stderr=log)
             self._server = subprocess.Popen(
                 [_PROGRAMS / "rabbitmq-server"],
+                cwd=self.base,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
