@@ -24,6 +24,9 @@ ODD = encode_properties(
 )
 
 
+EXPIRATIONS = ["", "1 h", "-1", "\u0663", "315360000001"]
+
+
 class FakeLink:
     """Takes every message. ``replies``: name of a queue or exchange to the broker's reply."""
 
@@ -142,8 +145,9 @@ def test_possible_duplicates_get_one_header(opened):
         (batch(queue="gone"), {}, "there is no queue 'gone' in the vhost 'v'"),
         (batch(queue="mine"), {}, "the broker refuses the queue 'mine': RESOURCE_LOCKED"),
         (batch(raw_properties=[b"\x80"]), {}, "the properties are cut"),
-        (batch(raw_properties=[encode_properties({"expiration": "1 h"})]), {}, "expiration is not a number"),
-        (batch(raw_properties=[encode_properties({"expiration": str(2**32)})]), {}, "expiration is not a number"),
+        *((batch(raw_properties=[encode_properties({"expiration": e})]), {}, "its expiration is not") for e in EXPIRATIONS),
+        (batch(raw_properties=[b"\x10\0\3"]), {}, "its delivery_mode is neither 1 nor 2"),
+        (batch(raw_properties=[encode_properties({}, {"a": [{"$float": "-inf"}]})]), {}, "a header is infinite"),
         (batch(raw_properties=[encode_properties({}, {"CC": "q"})]), {}, "CC or BCC is not an array"),
         (batch(raw_properties=[encode_properties({}, {"a": "b" * 999})]), {}, "more than 1000 bytes"),
         (batch(properties=[{"type": 1}]), {}, "the property type"),

@@ -14,7 +14,7 @@ from msgstore_amqp_sink.link import Link
 from msgstore_amqp_sink.plugin import AmqpSinkOptions
 
 _HINTS = {
-    "queue": "declare it (--sink-option declare=true), or send by exchange (--sink-option to=exchange)",
+    "queue": "declare it (--declare), or send by exchange (--to-exchange)",
     "exchange": "declare it there, or send straight to the queue",
 }
 
@@ -75,7 +75,7 @@ class Broker:
             return ""
         reason = f"the queue {queue!r} in the vhost {vhost!r} may discard messages: {found}"
         if not self.is_begun:
-            raise StoreError(f"{self.place}: {reason}. Remove the limit, or send anyway (--sink-option anyway=true).")
+            raise StoreError(f"{self.place}: {reason}. Remove the limit, or send anyway (--anyway).")
         return reason
 
     def declare_missing(self, vhost: str, queue: str) -> str:

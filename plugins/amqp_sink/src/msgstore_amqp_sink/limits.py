@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ _TIMES = ("x-message-ttl", "x-expires", "x-max-age")
 _LENGTHS = ("x-max-length", "x-max-length-bytes")
 _MAX_PROBES = 30
 _TIMEOUT_SECONDS = 30
+_MAX_TRIES = 20
 _DIFFERENT = re.compile(r"PRECONDITION_FAILED - inequivalent arg '([\w-]+)'")
 _CURRENT = re.compile(r".* current is (?:the value )?'(.*?)'(?: of type '(\w+)')?$", re.DOTALL)
 
@@ -60,9 +62,13 @@ def ask_management(url: str, login: tuple[str, str], vhost: str, queue: str) -> 
     secret = base64.b64encode(":".join(login).encode()).decode()
     request = urllib.request.Request(place, headers={"Authorization": f"Basic {secret}"})
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
-            found = json.load(answer)
-        policies = dict(found.get("effective_policy_definition") or {})
-        return discarding({f"x-{name}": value for name, value in policies.items()} | found["arguments"])
+        for _ in range(_MAX_TRIES):
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+                found = json.load(answer)
+            if "effective_policy_definition" in found:  # a new queue has it after some seconds
+                policies = dict(found["effective_policy_definition"] or {})
+                return discarding({f"x-{name}": value for name, value in policies.items()} | found["arguments"])
+            time.sleep(1)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{place}: the management API does not answer: {error}. Correct the URL, or leave it out.") from error
+    return "its policies are not known to the management API"

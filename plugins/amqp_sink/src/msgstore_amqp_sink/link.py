@@ -184,6 +184,8 @@ class Link:
     def _feed(self) -> None:
         """Send messages as long as the broker keeps up. One that may close the channel is sent when no other waits for its
         confirm, so that only this one is refused."""
+        if self._channel is None:  # it was closed, and the callbacks of this turn of the loop are still called
+            return
         while self._next < len(self._todo):
             message = self._todo[self._next]
             is_risky = message.risk not in self._taken or len(message.body) > self._largest
@@ -237,7 +239,7 @@ class Link:
             (_, number) = self._waiting.popitem()
             self._refused.append((number, f"the broker refuses it: {reason.reply_text}"))
             self._open_channel()
-        else:
+        elif not isinstance(reason, exceptions.ChannelClosedByClient):
             self._on_lost(None, reason)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import signal
 import threading
 import time
@@ -19,7 +21,7 @@ from rabbitmq_files.properties import NAMES, add_headers, encode_header, encode_
 
 _MARK = b"x-msgstore-redelivered"
 _MAX_NAME = 255
-_MAX_EXPIRATION = 2**32 - 1
+_MAX_EXPIRATION = 3650 * 24 * 3600 * 1000
 _USER_ID = 1 << 4
 """Flag of the content header."""
 _BURST_SECONDS = 0.05
@@ -39,7 +41,7 @@ class AmqpSink:
     def __init__(self, context: SinkContext) -> None:
         self._options: AmqpSinkOptions = context.options
         if not self._options.anyway and (found := discarding(self._options.queue_arguments)):
-            raise ConfigError(f"queue_arguments: the queue may discard messages: {found}. Leave it out, or add anyway=true.")
+            raise ConfigError(f"queue_arguments: the queue may discard messages: {found}. Leave it out, or add --anyway.")
         self._broker = Broker(context.destination, self._options)
         self._broker.is_begun = context.token is not None
         self._user_ids: int = context.token["user_ids"] if context.token else 0
@@ -123,7 +125,9 @@ class AmqpSink:
             self._broker.link(vhost)
             return ""
         return (
-            self._broker.refusal(vhost, "queue", queue) if queue else "it is in no queue: send it to its exchange (to=exchange)"
+            self._broker.refusal(vhost, "queue", queue)
+            if queue
+            else "it is in no queue: send it to its exchange (--to-exchange)"
         )
 
     def _publications(self, batch: MessageBatch) -> tuple[dict[int, Publication], list[tuple[int, str]]]:
@@ -150,13 +154,9 @@ class AmqpSink:
         is_anonymous = user is not None and user != login and self._options.user_id == "drop"
         if is_anonymous:
             raw, user = _without_user_id(raw, properties), None
-        expiration = properties.get("expiration")
-        if expiration is not None and not (str(expiration).isdecimal() and int(expiration) <= _MAX_EXPIRATION):
-            raise ValueError("its expiration is not a number of milliseconds that a broker takes")
+        _check(raw, properties, headers or {})
         if batch.certainties is not None and batch.certainties[row] == MAYBE_DUPLICATE and _MARK not in raw:
             raw = add_headers(raw, [encode_header(_MARK, "bool", "true")])
-        if not all(isinstance((headers or {}).get(header, []), list) for header in _COPIES):
-            raise ValueError("its header CC or BCC is not an array")
         exchange, key = self._way(batch, row, headers or {})
         return Publication(exchange, key, raw, batch.bodies[row], f"{exchange}\0{user or ''}", is_anonymous)
 
@@ -171,7 +171,7 @@ class AmqpSink:
         keys = batch.routing_keys[row] if batch.routing_keys is not None else None
         key = keys[0] if keys else ""
         if exchange is None:
-            raise ValueError("it has no exchange: send it straight to its queue (to=queue)")
+            raise ValueError("it has no exchange: send it straight to its queue")
         if not (_is_name(exchange) and _is_name(key)):
             raise ValueError(f"its exchange or routing key is not one of at most {_MAX_NAME} bytes of UTF-8")
         if exchange and (reason := self._broker.refusal(self._vhost(batch), "exchange", exchange)):
@@ -184,6 +184,19 @@ def _is_name(text: str) -> bool:
         return len(text.encode()) <= _MAX_NAME
     except UnicodeEncodeError:
         return False
+
+
+def _check(raw: bytes, properties: Mapping[str, Any], headers: Mapping[str, Any]) -> None:
+    """Raise ValueError for properties by which a broker closes the channel or the connection."""
+    expiration = str(properties.get("expiration", 0))
+    if not re.fullmatch(r"\+?[0-9]+", expiration) or int(expiration) > _MAX_EXPIRATION:
+        raise ValueError(f"its expiration is not a number of milliseconds up to {_MAX_EXPIRATION}")
+    if properties.get("delivery_mode", 1) not in (1, 2):
+        raise ValueError("its delivery_mode is neither 1 nor 2")
+    if not all(isinstance(headers.get(header, []), list) for header in _COPIES):
+        raise ValueError("its header CC or BCC is not an array")
+    if (b"\x7f" in raw or b"\xff" in raw) and '"$float"' in json.dumps(headers):  # a byte of each such number
+        raise ValueError("a header is infinite or not a number")
 
 
 def _encode(batch: MessageBatch, row: int) -> bytes:
