@@ -92,7 +92,7 @@ def test_counts_are_those_that_the_broker_saved(tmp_path):
         if row[0] == "msg_location" and row[2]:
             saved[row[1]] = row[2]
     with open_node(broker.data) as source:
-        counts = Counter(one for name in source.names() for one in source.references(name))
+        counts = Counter(one for vhost in source.node.files.vhosts.values() for one in source.node.references(vhost))
     assert counts == saved
     assert len(saved) > 50
     printed = msgstore("rabbitmq", "counts", broker.data).splitlines()

@@ -115,7 +115,8 @@ def test_parts_of_a_node_are_read_by_themselves(killed, part):
         assert (facts(got), damage) == (facts(expected), [])
     elif part == "store":
         with open_node(killed) as source:
-            referenced = {one for name in source.names() if name.vhost == "/" for one in source.references(name)}
+            (vhost,) = (one for one in source.node.files.vhosts.values() if source.node.vhost_names[one.directory] == b"/")
+            referenced = set(source.node.references(vhost))
         assert Counter(row["state"] for row in found[None, None]) == {"orphan": len(referenced) + 176}
     else:  # without the shared store
         small = [row for row in expected if row["sha256"] in {one["sha256"] for one in got}]
@@ -184,14 +185,14 @@ def test_copy_without_times_is_not_certain(killed, tmp_path):
     for number, file in enumerate(sorted(file for file in killed.rglob("*") if file.is_file())):
         os.utime(file, (now - 3600 + number, now - 3600 + number))
     with open_node(killed) as source:
-        assert source.stopped() == "killed"
+        assert source.node.stopped() == "killed"
         batch = next(source.messages(QueueName("rabbitmq", "/", "fan.a"), 0, None))
         assert PurePosixPath(batch.files[0]).parts[0] == "msg_stores"
 
 
 def test_definitions_of_a_killed_node_have_its_topology(killed):
     with open_node(killed) as source:
-        found, problems = definitions_of(source.tables())
+        found, problems = definitions_of(source.node.tables)
     assert not problems
     assert {kind: len(rows) for kind, rows in json.loads(json.dumps(found)).items() if isinstance(rows, list) and rows} == {
         "users": 1, "vhosts": 4, "permissions": 4, "global_parameters": 1, "policies": 1, "queues": 23, "exchanges": 4,

@@ -106,13 +106,13 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
             one.states.update(item.states)
             one.bytes += _listed_bytes(item)
             one.unsure += sum(certainty == MAYBE_CONSUMED for certainty in item.certainties or ())
-    tables = source.tables()
+    tables = source.node.tables
     there = {(info.name.vhost, info.name.queue) for info in infos}
     named = [(text(queue.vhost), text(queue.name)) for queue in durable_queues(tables)]
     return NodeCheck(
         path=path,
         node=tables.node,
-        stopped=source.stopped(),
+        stopped=source.node.stopped(),
         vhosts=sorted(
             {text(name) for name in vhosts(tables)} | {info.name.vhost for info in read if info.name.vhost is not None}
         ),

@@ -12,6 +12,7 @@ from msgstore.contract import StoreError
 from msgstore_rabbitmq_source.check import check_node, in_words
 from msgstore_rabbitmq_source.definitions import definitions_of
 from msgstore_rabbitmq_source.layout import NodeFiles
+from msgstore_rabbitmq_source.naming import text
 from msgstore_rabbitmq_source.opening import open_node
 from msgstore_rabbitmq_source.repair import repair_node
 from msgstore_rabbitmq_source.report import page_of
@@ -94,13 +95,13 @@ def counts(node: Path, vhost: str | None) -> None:
       msgstore reconcile NODE --deltas counts.csv
     """
     with open_node(node) as source:
-        known = sorted({name.vhost for name in source.names() if name.vhost is not None})
-        if vhost is not None and vhost not in known:
-            raise StoreError(f"{node}: has no vhost {vhost!r}. There are: {', '.join(known)}")
+        vhosts = {files: text(name) for files, name in source.node.vhost_names.items() if name is not None}
+        if vhost is not None and vhost not in vhosts.values():
+            raise StoreError(f"{node}: has no vhost {vhost!r}. There are: {', '.join(sorted(vhosts.values()))}")
         found = Counter[bytes]()
-        for name in source.names():
-            if vhost is None or name.vhost == vhost:
-                found.update(source.references(name))
+        for files in source.node.files.vhosts.values():
+            if vhost is None or vhosts.get(files.directory) == vhost:
+                found.update(source.node.references(files))
         for msg_id, count in found.items():
             click.echo(f"{msg_id.hex()},{count}")
 
@@ -119,7 +120,7 @@ def definitions(node: Path, with_password_hashes: bool) -> None:
       msgstore rabbitmq definitions NODE > definitions.json
     """
     with open_node(node) as source:
-        tables = source.tables()
+        tables = source.node.tables
         if not tables.is_present:
             raise StoreError(f"{node}: has no tables (LATEST.LOG, *.DCD, *.DCL), so nothing says how its queues were declared.")
         found, problems = definitions_of(tables, with_password_hashes=with_password_hashes)
@@ -150,7 +151,7 @@ def repair(node: Path, copy: Path) -> None:
     """
     with open_node(node) as source:
         changes = repair_node(source, node, copy)
-        name = source.tables().node
+        name = source.node.tables.node
     for change in changes:
         _say(change)
     start = f"RABBITMQ_NODENAME={name}" if name else "the node name of the original"
@@ -172,8 +173,8 @@ def path(node: Path, vhost: str, queue: str | None, as_json: bool) -> None:
       msgstore rabbitmq path NODE / orders
     """
     with open_node(node) as source:
-        found = paths_of(source.node, vhost.encode(), None if queue is None else queue.encode())
-        notes = [span.reason for span in source.named_damage() if any(span.file.startswith(one) for one in found)]
+        found = paths_of(source.node.files, vhost.encode(), None if queue is None else queue.encode())
+        notes = [span.reason for span in source.node.name_damage if any(span.file.startswith(one) for one in found)]
     there = bool(found)
     if as_json:
         click.echo(json.dumps({"kind": "path", "paths": [str(node / one) for one in found], "notes": notes}))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from msgstore.contract import SourceContext, SourceDamage
+from msgstore.contract import QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source.layout import RECOVERY, NodeFiles, VhostFiles, joined
 from msgstore_rabbitmq_source.naming import QueueDirectory
 from rabbitmq_files.tables import Table, read_log, text_of
@@ -14,30 +14,35 @@ from rabbitmq_files.tables import Table, read_log, text_of
 SUMMARY = "file_summary.ets"
 
 
+def expected_messages(terms: Table) -> dict[str, int]:
+    """Return the persistent messages of each queue when it ended, by the hash of its directory."""
+    return dict(found for _, row in terms.terms if (found := _expected(row)) is not None)
+
+
 def changed_queues(
-    vhost: VhostFiles, terms: Table, parts: Mapping[str, tuple[object, QueueDirectory]]
-) -> Iterator[tuple[SourceDamage, str | None]]:
+    vhost: VhostFiles, terms: Table, parts: Sequence[QueueDirectory], names: Mapping[str, QueueName]
+) -> Iterator[SourceDamage]:
     """Yield what ``recovery.dets`` contradicts: queues with fewer messages in the index than when the broker stopped, or with
-    more, as acknowledgements are lost; each with the directory of the queue, if it is there."""
+    more, as acknowledgements are lost. ``names``: of the queues, by directory."""
     place = vhost.path(RECOVERY)
     for offset, size, reason in terms.damage:
-        yield SourceDamage(file=place, offset=offset, size=size, reason=reason), None
-    by_hash = {PurePosixPath(directory).name: directory for directory in vhost.queues}
+        yield SourceDamage(file=place, offset=offset, size=size, reason=reason)
+    by_hash = {part.hashed: part for part in parts}
     for offset, row in terms.terms:
         if (found := _expected(row)) is None:
             continue
         hashed, expected = found
-        if (directory := by_hash.get(hashed)) is None:
-            if expected:
-                reason = f"the queue directory {hashed} is missing, and had {expected:,} persistent messages"
-                yield SourceDamage(file=place, offset=offset, size=1, reason=reason, messages=expected), None
+        part = by_hash.get(hashed)
+        there = 0 if part is None else part.persistent
+        if there == expected:
             continue
-        _, part = parts[directory]
-        if (there := part.embedded + part.shared) != expected:
+        reason = f"the queue directory {hashed} is missing, and had {expected:,} persistent messages"
+        if part is not None:
             reason = f"the queue directory {hashed} has {there:,} persistent messages in its index, and had {expected:,} "
             reason += "when the broker stopped"
-            lost = max(expected - there, 0)
-            yield SourceDamage(file=place, offset=offset, size=1, reason=reason, messages=lost), directory
+        name = None if part is None else names[part.directory]
+        lost = max(expected - there, 0)
+        yield SourceDamage(file=place, offset=offset, size=1, reason=reason, name=name, messages=lost)
 
 
 def missing_segments(context: SourceContext, node: NodeFiles, vhost: VhostFiles) -> Iterator[SourceDamage]:

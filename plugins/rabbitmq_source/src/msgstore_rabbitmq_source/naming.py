@@ -38,6 +38,15 @@ class QueueDirectory:
     shared: int = 0
     """Persistent messages in the index, and in the shared store."""
 
+    @property
+    def persistent(self) -> int:
+        return self.embedded + self.shared
+
+    @property
+    def hashed(self) -> str:
+        """Name of the directory."""
+        return PurePosixPath(self.directory).name
+
 
 def text(raw: bytes) -> str:
     """Return a name as text. Names are UTF-8."""

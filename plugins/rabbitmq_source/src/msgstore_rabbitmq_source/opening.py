@@ -20,7 +20,7 @@ def open_node(path: Path, now_ms: int | None = None) -> Iterator[RabbitmqSource]
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     source = RabbitmqSource(SourceContext(path=path, options=None, read=lambda name: _read(path / name), now_ms=now))
     try:
-        if not source.node.vhosts:
+        if not source.node.files.vhosts:
             raise StoreError(f"{path}: has no queues and no message store of RabbitMQ. Name the data directory of a node.")
         yield source
     finally:

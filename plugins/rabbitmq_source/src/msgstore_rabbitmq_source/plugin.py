@@ -16,7 +16,7 @@ def msgstore_sources() -> Iterable[SourceDescriptor]:
             contract=(1, 0),
             factory="msgstore_rabbitmq_source.source:RabbitmqSource",
             detect="msgstore_rabbitmq_source.source:detect",
-            sample="msgstore_rabbitmq_source.source:sample",
+            sample="msgstore_rabbitmq_source.sample:sample",
             summary="classic queues of a RabbitMQ node: its data directory, a vhost, or one queue",
         )
     ]

@@ -83,7 +83,7 @@ class Repair:
             for item in self.source.messages(info.name, 0, None) if info.read else ():
                 if isinstance(item, SourceDamage):
                     damage[item.file].append(item)
-        for vhost in self.source.node.vhosts.values():
+        for vhost in self.source.node.files.vhosts.values():
             yield from self._names(vhost)
             changes = [*self._stores(vhost, damage), *self._queues(vhost, damage)]
             yield from changes
@@ -92,11 +92,11 @@ class Repair:
 
     def _names(self, vhost: VhostFiles) -> Iterator[str]:
         """Write the files that say names, where they are missing."""
-        name = self.source.vhost_name(vhost)
+        name = self.source.node.vhost_names[vhost.directory]
         if vhost.is_hashed and name is not None and not (self.copy / vhost.path(VHOST_NAME)).exists():
             (self.copy / vhost.path(VHOST_NAME)).write_bytes(name)
             yield f"{vhost.path(VHOST_NAME)}: written, as it was missing"
-        for part in self.source.directories(vhost):
+        for part in self.source.node.directories(vhost):
             place = joined(part.directory, QUEUE_NAME)
             if vhost.is_hashed and part.queue is not None and part.vhost is not None and not (self.copy / place).exists():
                 queue = part.queue if part.priority is None else names.sub_queue(part.queue, part.priority)
@@ -108,7 +108,7 @@ class Repair:
         for store, segments in vhost.stores.items():
             for segment in (joined(store, name) for name in segments):
                 if segment in damage:
-                    kept, left = self._segment(self.source.store(vhost), segment)
+                    kept, left = self._segment(self.source.node.store(vhost), segment)
                     without = f", without {left:,} that cannot be read" if left else ""
                     yield f"{segment}: written anew with {kept:,} messages{without}"
 
@@ -203,7 +203,7 @@ class Repair:
     def _acknowledge(self, vhost: VhostFiles, directory: str, unread: set[tuple[str, int]]) -> Iterator[str]:
         """Mark messages of the index that cannot be read as acknowledged."""
         marks = b""
-        for entry in self.source.entries(vhost, directory):
+        for entry in self.source.node.entries(vhost, directory):
             if not isinstance(entry, LiveEntry) or (entry.file, entry.offset) not in unread or entry.sequence is None:
                 continue
             if entry.file.endswith(".qs"):

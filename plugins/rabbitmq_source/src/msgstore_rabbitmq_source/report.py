@@ -12,6 +12,7 @@ import attrs
 from msgstore.contract import QueueName
 from msgstore_rabbitmq_source.check import NodeCheck, QueueCheck, in_words
 from msgstore_rabbitmq_source.layout import VhostFiles
+from msgstore_rabbitmq_source.naming import text
 from msgstore_rabbitmq_source.source import RabbitmqSource
 
 _STYLE = """
@@ -54,11 +55,12 @@ class SegmentUse:
 def segment_uses(source: RabbitmqSource, vhost: VhostFiles) -> list[SegmentUse]:
     """Return how much of each segment is in queues."""
     live, orphan = Counter[str](), Counter[str]()
-    referenced = source.referenced(vhost)
-    for msg_id, place in source.store(vhost).all_places():
+    referenced = set(source.node.references(vhost, transient=True))
+    store = source.node.store(vhost)
+    for msg_id, place in store.all_places():
         (live if msg_id in referenced else orphan)[place.file] += place.size
-    files = source.store(vhost).files
-    return [SegmentUse(file, source.node.files[file].size, live[file], orphan[file]) for file in files]
+    files = store.files
+    return [SegmentUse(file, source.node.files.files[file].size, live[file], orphan[file]) for file in files]
 
 
 def page_of(source: RabbitmqSource, check: NodeCheck) -> str:
@@ -69,24 +71,24 @@ def page_of(source: RabbitmqSource, check: NodeCheck) -> str:
              '<meta name="viewport" content="width=device-width, initial-scale=1">',
              f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body><h1>{_text(title)}</h1>",
              "<pre>", *map(_line, in_words(check)), "</pre>"]  # fmt: skip
-    for files in sorted(source.node.vhosts.values(), key=lambda one: source.vhost_text(one) or ""):
-        name = source.vhost_text(files)
+    vhosts = {directory: None if name is None else text(name) for directory, name in source.node.vhost_names.items()}
+    for directory, name in sorted(vhosts.items(), key=lambda item: item[1] or ""):
         parts.append(f"<h2>{_text('Virtual host ' + name if name else 'Without a virtual host')}</h2>")
         parts.append(_queues([one for one in check.per_queue if one.info.name.vhost == name]))
-        parts.append(_segments(segment_uses(source, files)))
+        parts.append(_segments(segment_uses(source, source.node.files.vhosts[directory])))
     parts.append(_damage(check))
     return "\n".join([*parts, "</body></html>\n"])
 
 
-def _line(text: str) -> str:
+def _line(line: str) -> str:
     """Return a line of the summary: one that is not indented is a heading."""
-    return _text(text) if text.startswith(" ") else f"<b>{_text(text)}</b>"
+    return _text(line) if line.startswith(" ") else f"<b>{_text(line)}</b>"
 
 
 def _text(value: object) -> str:
     """Return a value as text of a page. Control characters, which a name may have, are escaped."""
-    text = str(value)
-    return html.escape("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text))
+    printable = (char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in str(value))
+    return html.escape("".join(printable))
 
 
 def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> str:
@@ -141,7 +143,7 @@ def _segments(uses: Sequence[SegmentUse]) -> str:
 
     found = _table("Segments of the message stores", ("segment", "bytes", "", "in queues", "in no queue", "other"), rows())
     keys = (("live", "in queues"), ("orphan", "in no queue"), ("other", "in no record"))
-    legend = "".join(f'<span class="key" style="background: var(--{kind})"></span>{text}' for kind, text in keys)
+    legend = "".join(f'<span class="key" style="background: var(--{kind})"></span>{what}' for kind, what in keys)
     return found and f"{found}<p>{legend}</p>"
 
 

@@ -62,14 +62,18 @@ class SharedStore:
         self._file_rows, self._offsets, self._sizes = array("L"), array("Q"), array("Q")
         self._corrected: dict[bytes, Place] | None = None
         self._open: OrderedDict[str, int] = OrderedDict()
-        self.damage: list[SourceDamage] = []
-        """Complete after the first call of another method."""
+        self._damage: list[SourceDamage] = []
 
     def find(self, msg_id: bytes) -> Place | None:
         """Return the place of a message, or None."""
         if (row := self._index().get(msg_id)) is not None:
             return self._place(row)
         return self._find_terms().get(msg_id)
+
+    def all_damage(self) -> list[SourceDamage]:
+        """Return the damaged spans of all segments."""
+        self._index()
+        return self._damage
 
     def ids(self) -> Iterator[bytes]:
         """Yield the id of each record, by file and offset."""
@@ -136,7 +140,7 @@ class SharedStore:
         return size == len(record) and self._pread(self.files[self._file_rows[row]], self._offsets[row], size) == record
 
     def _report(self, file: str, offset: int, size: int, reason: str) -> None:
-        self.damage.append(SourceDamage(file=file, offset=offset, size=size, reason=reason))
+        self._damage.append(SourceDamage(file=file, offset=offset, size=size, reason=reason))
 
     def _find_terms(self) -> dict[bytes, Place]:
         """Return the messages that are there and in no record: a record's size may be wrong, and a term says where it ends."""

@@ -1,0 +1,156 @@
+"""A node directory: its queues with their names and directories, the shared stores, and what contradicts what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from msgstore.contract import ConfigError, QueueName, SourceContext, SourceDamage
+from msgstore_rabbitmq_source import layout
+from msgstore_rabbitmq_source.cross_check import changed_queues, expected_messages, missing_segments
+from msgstore_rabbitmq_source.layout import NodeFiles, VhostFiles, joined
+from msgstore_rabbitmq_source.naming import SYSTEM, Namer, QueueDirectory, queue_name, text
+from msgstore_rabbitmq_source.queue_index import LiveEntry, live_entries
+from msgstore_rabbitmq_source.shared_store import SharedStore, segment_formats
+from msgstore_rabbitmq_source.shutdown import is_idle, newest_change, recovery_terms, stopped_cleanly
+from rabbitmq_files import index_v1, names
+from rabbitmq_files.node_tables import FILES, NodeTables, read_tables
+from rabbitmq_files.tables import Table
+
+
+@attrs.define
+class Queue:
+    """A queue with its directories, that of the highest priority first."""
+
+    name: QueueName
+    vhost: VhostFiles
+    parts: list[QueueDirectory] = attrs.field(factory=list)
+    is_ended: bool = True
+    """False if the broker did not end the queue itself."""
+    is_final: bool = True
+    """False after a kill: messages in it were perhaps acknowledged."""
+    is_counted: bool = False
+    """True if the index was read, and the rest is known."""
+
+
+@attrs.define
+class Node:
+    """Queues of one node. An index is read when its queue is first asked for, a shared store at the first message in it."""
+
+    context: SourceContext
+    files: NodeFiles
+    tables: NodeTables
+    queues: dict[QueueName, Queue] = attrs.field(factory=dict)
+    """By vhost and name."""
+    orphans: dict[QueueName, VhostFiles] = attrs.field(factory=dict)
+    """Name for the messages of a vhost that are in no queue."""
+    vhost_names: dict[str, bytes | None] = attrs.field(factory=dict)
+    """Directory of a vhost to its name. None: nothing says it."""
+    name_damage: list[SourceDamage] = attrs.field(factory=list)
+    """Names that contradict their directories."""
+    _stores: dict[str, SharedStore] = attrs.field(factory=dict)
+    _terms: dict[str, Table] = attrs.field(factory=dict)
+
+    @classmethod
+    def find(cls, context: SourceContext) -> Node:
+        """List the files, and find the names of all queues. Raises ConfigError for several nodes."""
+        files = layout.find_node(context.path, segment_formats())
+        roots = layout.node_roots(files)
+        if len(roots) > 1:
+            raise ConfigError(f"{context.path}: has the nodes {', '.join(roots[:5])}. Name the directory of one.")
+        there = {name: place for name in FILES if (place := joined(files.root, name)) in files.files}
+        tables = read_tables({name: bytes(context.read(place)) for name, place in there.items()})
+        node = cls(context, files, tables)
+        namer, newest = Namer(context, files, tables), newest_change(files.files)
+        for vhost in files.vhosts.values():
+            node._add_vhost(namer, vhost, newest)
+        node.name_damage = namer.damage
+        node.queues = dict(sorted(node.queues.items(), key=lambda item: _order(item[0])))
+        node.orphans = dict(sorted(node.orphans.items(), key=lambda item: _order(item[0])))
+        for queue in node.queues.values():
+            queue.parts.sort(key=lambda part: -1 if part.priority is None else part.priority, reverse=True)
+        return node
+
+    def _add_vhost(self, namer: Namer, vhost: VhostFiles, newest: float | None) -> None:
+        vhost_name = self.vhost_names[vhost.directory] = namer.vhost(vhost)
+        terms = self._terms[vhost.directory] = recovery_terms(self.context, self.files, vhost)
+        for directory in sorted(vhost.queues):
+            part = namer.queue(vhost, vhost_name, directory)
+            queue = self.queues.setdefault(name := queue_name(part), Queue(name, vhost))
+            if any(one.priority == part.priority for one in queue.parts):  # two directories say the same name
+                part.queue = None
+                queue = self.queues.setdefault(name := queue_name(part), Queue(name, vhost))
+            queue.parts.append(part)
+            is_ended = stopped_cleanly(self.files, vhost, terms, directory)
+            queue.is_ended &= is_ended
+            queue.is_final &= is_ended or is_idle(self.files.files, directory, part.files, newest)
+        if vhost.stores:
+            self.orphans[QueueName(SYSTEM, None if vhost_name is None else text(vhost_name))] = vhost
+
+    def counted(self, queue: Queue) -> Queue:
+        """Read the index of a queue: its messages are counted, and damage in it makes the queue unsure."""
+        if not queue.is_counted:
+            queue.is_counted = True
+            expected = expected_messages(self._terms[queue.vhost.directory])
+            for part in queue.parts:
+                for entry in self.entries(queue.vhost, part.directory):
+                    if isinstance(entry, SourceDamage):
+                        queue.is_final = False
+                    elif entry.is_persistent:
+                        part.embedded += entry.term_size > 0
+                        part.shared += entry.term_size == 0
+                queue.is_final &= expected.get(part.hashed, part.persistent) == part.persistent
+        return queue
+
+    def entries(self, vhost: VhostFiles, directory: str) -> Iterator[LiveEntry | SourceDamage]:
+        """Yield the messages in the index of a queue directory, and damage."""
+        return live_entries(directory, vhost.queues[directory], self._segment_entries(vhost), self.context.read)
+
+    def _segment_entries(self, vhost: VhostFiles) -> int:
+        """Return the number of entries of a segment of index v1. The ``.config`` of another vhost says it as well."""
+        for one in (vhost, *self.files.vhosts.values()):
+            place = one.path(layout.VHOST_CONFIG)
+            if place in self.files.files and (found := names.read_segment_entries(bytes(self.context.read(place)))):
+                return found
+        return index_v1.OLD_SEGMENT_ENTRIES
+
+    def store(self, vhost: VhostFiles) -> SharedStore:
+        """Return the shared store of a vhost."""
+        if vhost.directory not in self._stores:
+            self._stores[vhost.directory] = SharedStore(self.context, vhost)
+        return self._stores[vhost.directory]
+
+    def directories(self, vhost: VhostFiles) -> list[QueueDirectory]:
+        """Return the directories of the queues of a vhost."""
+        return [part for queue in self.queues.values() if queue.vhost is vhost for part in queue.parts]
+
+    def references(self, vhost: VhostFiles, *, transient: bool = False) -> Iterator[bytes]:
+        """Yield, for each entry of a queue whose message is in the shared store, the id of the message."""
+        for part in self.directories(vhost):
+            for entry in self.entries(vhost, part.directory):
+                if isinstance(entry, LiveEntry) and not entry.term_size and (transient or entry.is_persistent):
+                    yield entry.msg_id
+
+    def stopped(self) -> str:
+        """Return ``cleanly``, ``killed``, or ``in part``."""
+        ended = {queue.is_ended for queue in self.queues.values()}
+        return "in part" if len(ended) > 1 else "cleanly" if ended == {True} else "killed"
+
+    def damage(self) -> Iterator[SourceDamage]:
+        """Yield the damage of tables and names, and what files of a clean stop say is missing. Reads every index."""
+        for file, offset, size, reason in self.tables.damage:
+            yield SourceDamage(file=joined(self.files.root, file), offset=offset, size=size, reason=reason)
+        yield from self.name_damage
+        by_directory = {part.directory: self.counted(queue).name for queue in self.queues.values() for part in queue.parts}
+        for vhost in self.files.vhosts.values():
+            yield from missing_segments(self.context, self.files, vhost)
+            yield from changed_queues(vhost, self._terms[vhost.directory], self.directories(vhost), by_directory)
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+
+def _order(name: QueueName) -> tuple[str, str]:
+    return name.vhost or "", name.queue or ""
