@@ -90,6 +90,24 @@ def test_factory_that_is_no_command_is_an_error():
     assert "acme_commands.commands:number is not a click.Command" in refused.stderr
 
 
+def test_command_of_two_plugins_is_refused_and_listed_once(tmp_path):
+    """No configuration can disable one: commands are found before their options are read."""
+    (tmp_path / "acme_commands-1.0.dist-info/entry_points.txt").write_text("[msgstore]\nacme = acme_commands\nb = acme_again\n")
+    (tmp_path / "acme_again.py").write_text("from acme_commands import msgstore_commands")
+    assert run("--help").output.count("Call good.") == 1
+    refused = run("good")
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("Keep one: 'pip uninstall' the others' distributions.\n")
+
+
+def test_command_that_cannot_be_imported_is_named(tmp_path):
+    (tmp_path / "acme_commands/__init__.py").write_text("import no_such_module")
+    refused = run("good")
+    assert refused.exit_code == 2
+    assert "No such command 'good'. Failed to load: acme-commands 1.0" in refused.stderr
+    assert "No module named 'no_such_module'" in refused.stderr
+
+
 def test_own_command_is_not_replaced():
     assert "not ours" not in run("scan", "--help").output
     checked = run("plugins", "--check")

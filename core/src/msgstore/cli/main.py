@@ -93,14 +93,20 @@ class Program(click.Group):
             return own
         return load_command(catalogue, catalogue.command(name))
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if not (failures := load_catalogue().failures):
+                raise
+            raise click.UsageError(f"{error.message} Failed to load: {'; '.join(map(str, failures))}", ctx) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_commands(ctx, formatter)
-        found = [
-            (one.name, one.summary) for one in load_catalogue().descriptors(CommandDescriptor) if one.name not in self.commands
-        ]
-        if found:
+        found = {one.name: one.summary for one in load_catalogue().descriptors(CommandDescriptor)}
+        if found := {name: summary for name, summary in found.items() if name not in self.commands}:
             with formatter.section("Commands of plugins"):
-                formatter.write_dl(sorted(found))
+                formatter.write_dl(sorted(found.items()))
 
 
 @contextlib.contextmanager

@@ -271,9 +271,10 @@ class Catalogue(Loaded):
             raise self._missing(kind, name, of_format)
         if len(same) > 1:
             listed = "; ".join(str(found.provider) for found in same)
+            disable = "" if kind == "command" else f", or {_disable(same[0].provider)}"  # found before a configuration is read
             raise PluginError(
                 f"the {NOUNS[kind]} {name!r} is provided {len(same)} times: {listed}. "
-                f"Keep one: 'pip uninstall' the others' distributions, or {_disable(same[0].provider)}."
+                f"Keep one: 'pip uninstall' the others' distributions{disable}."
             )
         found = same[0]
         if not is_compatible(found.descriptor.contract):
