@@ -157,7 +157,7 @@ class Config:
         if name not in self.stores:
             raise ConfigError(
                 f"{self.file}: there is no table [stores.{name}]. "
-                f"Stores: {', '.join(self.stores) or 'none'}{_nearest(name, self.stores)}"
+                f"Stores: {', '.join(self.stores) or 'none'}{nearest(name, self.stores)}"
             )
         return self.stores[name]
 
@@ -251,11 +251,12 @@ def refuse_unknown(table: Mapping[str, Any], known: typing.Iterable[str], where:
     known = list(known)
     for key in table:
         if key not in known:
-            hint = _nearest(key, known) or f". Known keys: {', '.join(known) or 'none'}"
+            hint = nearest(key, known) or f". Known keys: {', '.join(known) or 'none'}"
             raise ConfigError(f"{where}: unknown key {key!r}{hint}")
 
 
-def _nearest(name: object, known: typing.Iterable[str]) -> str:
+def nearest(name: object, known: typing.Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the known one that is nearest, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
     return f". Did you mean {near[0]!r}?" if near else ""
 
@@ -287,7 +288,7 @@ def _is_literal(kind: object) -> bool:
 def _literal(value: object, kind: Any) -> object:
     choices = typing.get_args(kind)
     if value not in choices:
-        raise ValueError(f"{value!r} is not one of {', '.join(map(repr, choices))}{_nearest(value, choices)}")
+        raise ValueError(f"{value!r} is not one of {', '.join(map(repr, choices))}{nearest(value, choices)}")
     return value
 
 
@@ -299,7 +300,7 @@ def _structure_durability(value: object, _: object) -> Any:
         if not every:
             raise ValueError('fsync_every = 0 syncs after every flush. Write durability = "fsync".')
         return FsyncEvery(every)
-    near = _nearest(value, ("os", "fsync"))
+    near = nearest(value, ("os", "fsync"))
     raise ValueError(f"""{value!r} is not one of 'os', 'fsync', {{ fsync_every = "100ms" }}{near}""")
 
 

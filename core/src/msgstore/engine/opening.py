@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from msgstore.config import Backend, Config, StoreConfig, read_config, refuse_unknown, store_config
+from msgstore.config import Backend, Config, StoreConfig, nearest, read_config, store_config
 from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError, StoreError, StoreLocked
 from msgstore.contract.events import StoreOpenedEvent
 from msgstore.directory import known_settings
@@ -47,8 +47,9 @@ def open_store(
 ) -> Store:
     """Open the store in directory ``path``, which is made if need be. Other keywords are the keys of the configuration.
 
-    Without these keys, ``index``, ``format`` and ``body`` are those of the last opening, and so is ``record`` if ``format`` is
-    left out too. Any other key that is left out has its default. In a configuration file, that is so for all keys.
+    If ``index``, ``format`` or ``body`` is left out, the one of the last opening is used; ``record``, if ``format`` is left out
+    too. Options are not remembered. Any other key that is left out has its default. A configuration file differs: there, every
+    key but ``body`` that is left out has its default.
 
     A directory that a broker wrote is opened for writing with ``adopt=True`` only: see :class:`NotAdopted`.
 
@@ -162,9 +163,14 @@ def open_configured(
 
 
 def check_observers(config: StoreConfig, catalogue: Catalogue) -> None:
-    """Raise ConfigError for options of an observer that is not installed."""
-    known = {observer.provider.entry_point for observer in catalogue.observers}
-    refuse_unknown(config.observers, sorted(known), f"{config.where or config.path} observers")
+    """Raise ConfigError for options of an observer that is neither installed nor disabled."""
+    known = sorted({observer.provider.entry_point for observer in catalogue.observers})
+    disabled = {name.partition(":")[2] or name for name in catalogue.disabled}
+    for name in config.observers.keys() - {*known, *disabled}:
+        raise ConfigError(
+            f"{config.where or config.path} observers: no installed plugin has the observer entry point {name!r}"
+            + (nearest(name, known) or f". Installed: {', '.join(known) or 'none'}")
+        )
 
 
 def _telemetry(config: StoreConfig, catalogue: Catalogue) -> Telemetry:
