@@ -124,6 +124,9 @@ def test_diff_compares_what_codec_decodes(letters, tmp_path):
     with msgstore.open_store(plain, body="raw") as store, store.client() as client:
         client.write(A, b"secret")
     assert json_of("diff", letters, plain, *codec, code=1)[-1]["differing"] == 1, "a body that is stored as it is"
+    (tmp_path / "key").write_text("cd" * 16, encoding="ascii")
+    error = command("get", "letters", A.hex(), "--config", tmp_path / "msgstore.toml", code=1).stderr
+    assert ", or was written with other options of the codec 'aes-gcm': compare them first." in error
     wrong = json.dumps({"use": "aes-gcm", "key": "00" * 32})
     assert json_of("diff", letters, other, "--body", wrong, code=1)[-1]["differing"] == 1
 
@@ -152,7 +155,9 @@ def test_salvage_binds_record_type(tmp_path):
     with msgstore.open_store(tmp_path / "plain") as store, store.client() as client:
         client.write(A, b"body")
     salvage = ["salvage", tmp_path / "plain", tmp_path / "rescued", "--record", "audit"]
-    assert "--bind audit=128 of salvage" in command(*salvage, code=2).stderr
+    assert "Write --bind audit=128, with" in command(*salvage, code=2).stderr
+    sink = command("convert", tmp_path / "plain", tmp_path / "new", "--sink", "store", "--sink-option", "record=audit", code=2)
+    assert """Write --sink-option 'records={"audit": 128}', with""" in sink.stderr
     command(*salvage, "--bind", "audit=140")
     assert json_of("info", tmp_path / "rescued")[0]["records"] == {"audit": 140}
 

@@ -49,6 +49,8 @@ class Backends:
     """Convert (id, stored body) to the client's body. Raises RecordError, whatever the codec raises."""
     plain_bodies: bool
     """True if the codec changes nothing."""
+    codec_has_options: bool
+    """True if the codec has options, such as a key: with other ones it cannot read what it wrote."""
     encode_body: Callable[[bytes, bytes], StoredBody] | None
     """Convert (id, client's body) to the stored body; None if the codec is PLAIN. Raises BodyRefused, MessageTooLarge."""
     policy: GcPolicy
@@ -90,6 +92,7 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         made_codec,
         _decoder(codec.name, made_codec),
         Capability.PLAIN in codec.capabilities,
+        bool(attrs.fields(codec.options)),
         None if Capability.PLAIN in codec.capabilities else _encoder(config, codec.name, made_codec, write_format),
         made_policy,
         may_drop(policy),
@@ -260,7 +263,7 @@ def _formats(config: StoreConfig, catalogue: Catalogue, remembered: Settings | N
     elif config.record != OWN_RECORD:
         raise ConfigError(
             f"{config.at('record')}: format {descriptor.name!r} has no record types, so it cannot hold {config.record!r}. "
-            'Write record = "message", choose another format, or copy the messages: msgstore migrate STORE DEST'
+            'Write record = "message", choose another format, or copy the messages: msgstore migrate STORE DEST --to FORMAT'
         )
     formats = FormatSet(
         catalogue,

@@ -124,7 +124,8 @@ def plan_salvage(
         types = {record for item in found.inputs if item.format == name for record, _ in item.records}
         kept = [catalogue.format(name), *(catalogue.record(name, record) for record in sorted(types))]
         if lost := [field.name for descriptor in kept for field in descriptor.fields]:
-            log.warning("fields of the format %s are not copied: %s. To keep them: --format %s", name, ", ".join(lost), name)
+            option = "--to" if complete else "--format"
+            log.warning("fields of the format %s are not copied: %s. To keep them: %s %s", name, ", ".join(lost), option, name)
     catalogue.index(index)
     if codec is None:
         _check_remembered(catalogue, codecs[0], found.inputs)

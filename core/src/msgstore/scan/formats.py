@@ -240,10 +240,10 @@ def assigned_byte(catalogue: Catalogue, format_name: str, record: str, where: st
     """Return the assigned byte of a record type that is written but not bound. Raises ConfigError if it has none."""
     byte = catalogue.record(format_name, record).assigned_byte
     if byte is None:
+        options = {"salvage": f"--bind {record}=128", "target": f"""--sink-option 'records={{"{record}": 128}}'"""}
+        written = options.get(where, f'format = {{ use = "{format_name}", records = {{ {record} = 128 }} }}')
         raise ConfigError(
-            f'{where} record: {record!r} is bound to no byte. Write format = {{ use = "{format_name}", '
-            f"records = {{ {record} = 128 }} }}, or --bind {record}=128 of salvage, with a byte from 128 to 255 of "
-            "your choice."
+            f"{where} record: {record!r} is bound to no byte. Write {written}, with a byte from 128 to 255 of your choice."
         )
     return byte
 

@@ -236,7 +236,8 @@ def _look(
         if theirs.generation > ours.generation and not read_only:
             raise StoreMismatch(
                 f"{directory}: {found.path.name} is of format {theirs.name!r}, which is newer than {ours.name!r}: a program "
-                f'that needs {ours.name!r} could not read this store any more. Write format = "{theirs.name}".'
+                f'that needs {ours.name!r} could not read this store any more. Write format = "{theirs.name}", '
+                f"or copy the messages: msgstore migrate {directory} DEST --to {ours.name}"
             )
         if theirs.generation < ours.generation and config.on_legacy == "refuse" and not read_only:
             raise StoreMismatch(

@@ -284,7 +284,8 @@ class Reader:
         try:
             body = found.body if self._backends.plain_bodies else self._backends.decode_body(msg_id, found.body)
         except RecordError as error:
-            raise self._corrupt(msg_id, found.path, found.offset, error) from error
+            options = self._backends.codec_has_options
+            raise self._corrupt(msg_id, found.path, found.offset, error, codec_has_options=options) from error
         if msg_id in self._shared.ids:
             self._shared.put(msg_id, body)
         return body
@@ -327,13 +328,17 @@ class Reader:
                 self._pause()
         raise StoreError(f"{self._directory}: {msg_id.hex()} was moved {_MAX_MOVES} times while it was read; try again")
 
-    def _corrupt(self, msg_id: bytes, path: Path, offset: int, error: RecordError) -> CorruptRecord:
+    def _corrupt(
+        self, msg_id: bytes, path: Path, offset: int, error: RecordError, *, codec_has_options: bool = False
+    ) -> CorruptRecord:
         self._check_unchanged()
         self._segments.telemetry.damage(path.name, offset, error.reason)
-        checks_bodies = "" if self._backends.plain_bodies else f" --body {self._backends.settings.body}"
+        codec = self._backends.settings.body
+        checks_bodies = "" if self._backends.plain_bodies else f" --body {codec}"
+        doubt = f", or was written with other options of the codec {codec!r}: compare them first" if codec_has_options else ""
         return CorruptRecord(
-            f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}). Other messages are not affected; "
-            f"'msgstore salvage{checks_bodies}' copies every intact record into a new store.",
+            f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}){doubt}. Other messages are not "
+            f"affected; 'msgstore salvage{checks_bodies}' copies every intact record into a new store.",
             reason=error.reason,
             path=path,
             offset=offset,

@@ -55,6 +55,7 @@ class StoreSink:
         self._parts = int(context.token["parts"]) if context.token else 0
         for directory in (self._work, self._work / PARTS):
             directory.mkdir(exist_ok=True)
+        self._writer = self._next_part()  # first: it checks the backends
         self._list = open(self._work / "ids", "a+b")  # noqa: SIM115, PTH123 - until close
         self._list.truncate(int(context.token["messages"]) * _ENTRY if context.token else 0)
         self._hashes = dict(self._entries())
@@ -63,7 +64,6 @@ class StoreSink:
         """Ids that ``refused`` has accepted and ``write`` has not written yet."""
         self._checked: tuple[Sequence[bytes] | None, list[_Encoded]] = (None, [])
         """Bodies that ``refused`` has encoded last, and the result: mostly, ``write`` gets the same ones."""
-        self._writer = self._next_part()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         self._checked = batch.bodies, list(self._encoded(batch))
