@@ -15,7 +15,7 @@ import msgstore
 import msgstore.contract
 from msgstore import forking
 from msgstore.contract import BrokenPlugin
-from support import A, B, command, json_of, open_with
+from support import A, B, command, contents, json_of, open_with
 
 FORMAT = "msgstore_format_v2.format:SegmentFormatV2"
 RECORD = "msgstore_format_v2.message:MessageRecord"
@@ -140,6 +140,88 @@ def test_fast_read_names_plugin_that_raises(tmp_path, monkeypatch):
         for _ in range(2):
             with pytest.raises(BrokenPlugin, match="failed in decode: RuntimeError: boom"):
                 store.read(A)
+
+
+AUDIT = "acme_audit_record.record:AuditRecord"
+AUDITED = {"record": "audit", "format": {"use": "v2", "records": {"audit": 200}}}
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data, sizes: (data, [size - 1 for size in sizes]), "it returns .* bytes, and sizes of "),
+        (lambda data, sizes: (data, sizes[1:]), "it returns 1 sizes for 2 messages"),
+        (lambda data, sizes: None, "it returns NoneType, not"),
+        (lambda data, sizes: (data, tuple(sizes)), "it returns tuple, not"),
+    ],
+)
+def test_flush_refuses_sizes_that_do_not_fit(change, said, typed, tmp_path, monkeypatch):
+    """Nothing is confirmed; what encodes rightly later is written, and nothing of the refused batch."""
+    there = importlib.import_module("acme_audit_record.record" if typed else "msgstore_format_v2.format")
+    kind = there.AuditRecord if typed else there.SegmentFormatV2
+    encode, confirmed = kind.encode, []
+    monkeypatch.setattr(kind, "encode", lambda self, ids, bodies: change(*encode(self, ids, bodies)))
+    with open_with(tmp_path, sync_interval="1h", **(AUDITED if typed else {})) as store:
+        client = store.client(on_confirm=confirmed.extend)
+        client.write_many([(A, b"body"), (B, b"another")])
+        named = "the segment format 'v2' of msgstore-format-v2"
+        named += ".* or the record type 'audit' of acme-audit-record" if typed else ".*"
+        with pytest.raises(BrokenPlugin, match=f"^{tmp_path}: {named}.* failed in encode: .*{said}"):
+            store.flush()
+        assert (confirmed, store.stats().pending) == ([], 2)
+        monkeypatch.undo()
+        store.flush()
+        assert (confirmed, contents(store)) == ([A, B], {A: b"body", B: b"another"})
+
+
+@pytest.mark.parametrize(
+    ("method", "verb"),
+    [
+        ("encode", "put store {C} --config msgstore.toml"),
+        ("encode", "salvage store new"),
+        ("decode", "get store {A}"),
+        ("decode", "messages store"),
+        ("check", "scan store"),
+        ("check", "verify store"),
+        ("fields", "scan store --json"),
+        ("fields", "get store {A} --fields"),
+    ],
+)
+def test_command_names_record_type_that_raises(method, verb, tmp_path, monkeypatch):
+    """Not the format, which calls it: to install that again would not help."""
+    monkeypatch.chdir(tmp_path)
+    with msgstore.open_store("store", **AUDITED) as store, store.client() as client:
+        client.write(A, b"body")
+    Path("msgstore.toml").write_text('[stores.store]\npath = "store"\nrecord = "audit"\n')
+    if verb.startswith("salvage"):
+        verb += " --record audit"
+    break_method(monkeypatch, AUDIT, method)
+    stderr = command(*verb.format(A=A.hex(), C="11" * 16).split(), code=2, stdin=b"body").stderr
+    assert "the record type 'audit' of acme-audit-record" in stderr
+    assert "RuntimeError: boom (<string>:2)" in stderr
+    assert "segment format" not in stderr
+    assert re.search(r"\b(store|new)\b", stderr.partition("the record type")[0])
+
+
+@pytest.mark.parametrize("verb", ["get store {A}", "messages store", "convert store new --sink jsonl", "verify store"])
+def test_command_names_record_type_that_decodes_text(verb, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with msgstore.open_store("store", **AUDITED) as store, store.client() as client:
+        client.write(A, b"body")
+    monkeypatch.setattr(f"{AUDIT.replace(':', '.')}.decode", lambda *_: "text")
+    stderr = command(*verb.format(A=A.hex()).split(), code=2).stderr
+    assert re.search(r"store.*'v2' of msgstore-format-v2 .* or the record type 'audit' of acme-audit-record", stderr)
+    assert "failed in decode: TypeError: a body is bytes, not str" in stderr
+    with open_with(tmp_path / "store", **AUDITED) as store:
+        for call in (lambda: store.read(A), lambda: store.read_many([A])):
+            with pytest.raises(BrokenPlugin, match="'audit' of acme-audit-record.* not str"):
+                call()
+
+
+def test_policy_with_impossible_plan_is_named(store, monkeypatch):
+    monkeypatch.setattr(f"{POLICY.replace(':', '.')}.plan", lambda *_: None)
+    assert "the GC policy 'half-empty' of msgstore" in command("compact", store, code=2).stderr
 
 
 def test_factory_that_raises_oserror_hides_no_other_store(tmp_path, monkeypatch):

@@ -192,11 +192,7 @@ class Checker:
                 reason = "size_mismatch" if len(record) != entry.size else None
                 try:
                     if reason is None:
-                        stored = form.format.decode(entry.msg_id, record)
-                        if not isinstance(stored, bytes):
-                            wrong = TypeError(f"a body is bytes, not {type(stored).__name__}")
-                            raise form.catalogue.broken(form.descriptor, "failed in decode", wrong)
-                        self.decode_body(entry.msg_id, stored)
+                        self.decode_body(entry.msg_id, form.decode(entry.msg_id, record))
                 except RecordError as error:
                     reason = error.reason
                 if reason is not None:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
-from types import FrameType
 
 import attrs
 
-from msgstore.contract import BrokenPlugin, Descriptor, MsgStoreError
-from msgstore.plugins.catalogue import Catalogue
+from msgstore.contract import BrokenPlugin, Descriptor, MsgStoreError, RecordTypeDescriptor
+from msgstore.plugins.catalogue import Catalogue, nearest, package_of
 from msgstore.plugins.loader import CONTRACT_METHODS, comes_from_outside, find_entry_points, load
 
 PLUGIN_FAILED = "plugin failed"
@@ -28,30 +27,20 @@ def blame(error: BaseException | None) -> BrokenPlugin | None:
     if not isinstance(error, Exception | SystemExit) or isinstance(error, MsgStoreError | OSError | MemoryError):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    called = next((at + 1 for at in range(len(frames) - 1, -1, -1) if _package(frames[at]) == "msgstore"), None)
+    called = next((at + 1 for at in range(len(frames) - 1, -1, -1) if package_of(frames[at]) == "msgstore"), None)
     if called is None or called == len(frames) or comes_from_outside(error):
         return None
-    called = next((at for at in range(called, len(frames)) if _package(frames[at]) not in sys.stdlib_module_names), called)
+    called = next((at for at in range(called, len(frames)) if package_of(frames[at]) not in sys.stdlib_module_names), called)
     method, last = frames[called], frames[-1]
     name = method.f_code.co_name
-    # A signal handler that is not installed any more, or another thread, may have raised it in a method of a plugin.
-    if _package(last) != _package(method) and not last.f_code.co_filename.startswith(_LIBRARIES):
-        return None
     if not (name in CONTRACT_METHODS or name.startswith("_")):
         return None
     loaded = load(item for item in find_entry_points() if item[1].module in sys.modules)
     catalogue = Catalogue(**attrs.asdict(loaded, recurse=False))
-    descriptor = _descriptor(catalogue, method)
-    return None if descriptor is None else catalogue.broken(descriptor, f"failed in {name}", error)
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]
-
-
-def _descriptor(catalogue: Catalogue, method: FrameType) -> Descriptor | None:
-    """Return the descriptor whose factory is nearest to the code of a method; None if it is of no plugin."""
-    module, own = str(method.f_globals.get("__name__")), type(method.f_locals.get("self")).__name__
-    found = [one.descriptor for one in catalogue.registrations]
-    found = [one for one in found if one.factory.partition(".")[0].partition(":")[0] == _package(method)]
-    return max(found, key=lambda one: (one.factory == f"{module}:{own}", one.factory.startswith(f"{module}:")), default=None)
+    descriptor, types = nearest(catalogue.descriptors(Descriptor), [method]), catalogue.descriptors(RecordTypeDescriptor)
+    # A signal handler that is not installed any more, or another thread, may have raised it in a method of a plugin.
+    if package_of(last) != package_of(method) and not (
+        last.f_code.co_filename.startswith(_LIBRARIES) or nearest(types, [last])
+    ):
+        return None
+    return None if descriptor is None else catalogue.broken(descriptor, f"failed in {name}", error, types)

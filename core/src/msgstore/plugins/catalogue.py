@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import attrs
@@ -229,10 +230,15 @@ class Catalogue(Loaded):
 
     @contextmanager
     def attribute_errors(
-        self, descriptor: Descriptor, failed: str, *, passing: _Exceptions = (MsgStoreError, OSError)
+        self,
+        descriptor: Descriptor,
+        failed: str,
+        *,
+        passing: _Exceptions = (MsgStoreError, OSError),
+        types: Iterable[RecordTypeDescriptor] = (),
     ) -> Iterator[None]:
         """Convert exceptions of calls to a backend to BrokenPlugin. ``failed`` says what the plugin could not do, and where.
-        ``passing`` passes unchanged: by default, what is about the store, not about the plugin."""
+        ``passing`` passes unchanged: by default, what is about the store, not about the plugin. ``types``: see ``broken``."""
         try:
             yield
         except passing:
@@ -240,18 +246,30 @@ class Catalogue(Loaded):
         except (Exception, SystemExit) as error:
             if comes_from_outside(error):
                 raise
-            raise self.broken(descriptor, failed, error) from error
+            raise self.broken(descriptor, failed, error, types) from error
 
-    def broken(self, descriptor: Descriptor, failed: str, error: BaseException) -> BrokenPlugin:
-        """Return the error that says what a plugin could not do, and why."""
+    def broken(
+        self, descriptor: Descriptor, failed: str, error: BaseException, types: Iterable[RecordTypeDescriptor] = ()
+    ) -> BrokenPlugin:
+        """Return the error that says what a plugin could not do, and why.
+
+        ``types``: record types that a format calls. The one whose code raised ``error`` is named instead of the format; all are
+        named with it if core raised that, about a result of the format.
+        """
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        called = list(takewhile(lambda frame: package_of(frame) != "msgstore", reversed(frames)))
+        types = [one for one in types if _package(one) != _package(descriptor)]
+        descriptor = nearest(types, called) or descriptor
         found = self._registration(descriptor)
-        text = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider} {failed}: {type(error).__name__}: {error}"
-        text += _place(descriptor, error)
+        named = [found, *(map(self._registration, types) if frames and not called else ())]
+        text = " or ".join(f"the {NOUNS[one.kind]} {one.descriptor.name!r} of {one.provider}" for one in named)
+        text += f" {failed}: {type(error).__name__}: {error}{_place(descriptor, error)}"
         if isinstance(error, OSError) or found.kind == "command":  # nothing that an installation would mend
             return BrokenPlugin(text)
+        distributions = " ".join(one.provider.distribution for one in named)
         return BrokenPlugin(
             f"{text}. Installed: {_listed(self._of(found.kind), but=found)}. "
-            f"Try: pip install --upgrade --force-reinstall {found.provider.distribution}"
+            f"Try: pip install --upgrade --force-reinstall {distributions}"
         )
 
     # -- selection --------------------------------------------------------------------------------------------------------
@@ -342,11 +360,28 @@ class Catalogue(Loaded):
 
 def _place(descriptor: Descriptor, error: BaseException) -> str:
     """Return file and line of the innermost frame in a plugin's own package, for its author; "" if there is none."""
-    package = re.split("[.:]", descriptor.factory)[0]
+    package = _package(descriptor)
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if str(frame.f_globals.get("__name__")).partition(".")[0] == package != "msgstore":
+        if package_of(frame) == package != "msgstore":
             return f" ({Path(frame.f_code.co_filename).name}:{line})"
     return ""
+
+
+def _package(descriptor: Descriptor) -> str:
+    return re.split("[.:]", descriptor.factory)[0]
+
+
+def package_of(frame: FrameType) -> str:
+    """Return the package whose code a frame runs."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def nearest(found: Iterable[D], frames: Sequence[FrameType]) -> D | None:
+    """Return the descriptor whose factory is nearest to the code of ``frames``; None if none is of their packages."""
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    classes = [f"{module}:{type(frame.f_locals.get('self')).__name__}" for module, frame in zip(modules, frames, strict=True)]
+    found = [one for one in found if _package(one) in map(package_of, frames)]
+    return max(found, key=lambda one: (one.factory in classes, one.factory.partition(":")[0] in modules), default=None)
 
 
 def _disable(provider: Provider) -> str:

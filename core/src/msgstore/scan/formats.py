@@ -8,7 +8,7 @@ would truncate live messages.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from operator import add, ge
 from pathlib import Path
@@ -87,9 +87,33 @@ class OpenFormat:
         with self.attribute_errors("scan"):
             return scan_checked(self.format, data, start, check_body)
 
+    def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
+        """Return the records of messages, and their sizes. Raises BrokenPlugin if the format raises, or if they do not fit."""
+        with self.attribute_errors("encode"):
+            encoded: object = self.format.encode(ids, bodies)
+            if not isinstance(encoded, tuple) or [*map(type, encoded)] != [bytes, list]:
+                raise TypeError(f"it returns {type(encoded).__name__}, not (bytes, list of sizes)")
+            data, sizes = encoded
+            if len(sizes) != len(ids):
+                raise ValueError(f"it returns {len(sizes)} sizes for {len(ids)} messages")
+            if sum(sizes) != len(data):
+                raise ValueError(f"it returns {len(data)} bytes, and sizes of {sum(sizes)} bytes")
+            return data, sizes
+
+    def decode(self, msg_id: bytes, record: bytes) -> bytes:
+        """Return the stored body of a whole record. Raises RecordError for a damaged one, BrokenPlugin if it is not bytes."""
+        body = self.format.decode(msg_id, record)
+        if not isinstance(body, bytes):
+            with self.attribute_errors("decode"):
+                raise TypeError(f"a body is bytes, not {type(body).__name__}")
+        return body
+
     def attribute_errors(self, call: str) -> AbstractContextManager[None]:
-        """Convert exceptions of a call of the format to BrokenPlugin, which names the plugin and its distribution."""
-        return self.catalogue.attribute_errors(self.descriptor, f"failed in {call}", passing=MemoryError)
+        """Convert exceptions of a call of the format to BrokenPlugin, which names the plugin and its distribution: the format,
+        or the record type that the format has called."""
+        found = self.catalogue.descriptors(RecordTypeDescriptor) if self.type_names else ()
+        types = [one for one in found if one.format == self.name and one.name in self.type_names.values()]
+        return self.catalogue.attribute_errors(self.descriptor, f"failed in {call}", passing=MemoryError, types=types)
 
 
 class FormatSet:

@@ -28,6 +28,7 @@ from msgstore.contract import (
 )
 from msgstore.directory import SETTINGS
 from msgstore.files import Files
+from msgstore.plugins.blame import blame
 from msgstore.scan.formats import OWN_RECORD, OpenFormat
 
 Values = tuple[object, ...]
@@ -204,7 +205,8 @@ def values_of(bound: BoundRecord, record: bytes) -> Values | None:
     except RecordError:
         return None
     except Exception as error:
-        raise BrokenPlugin(f"{backend} cannot read the fields of a record: {type(error).__name__}: {error}") from error
+        text = f"{backend} cannot read the fields of a record: {type(error).__name__}: {error}"
+        raise blame(error) or BrokenPlugin(text) from error
     return check_values(backend, bound.fields, values)
 
 

@@ -109,10 +109,10 @@ class _Copies:
         encoded, sizes = b"".join(records), live.sizes
         if source.segment.form.name != form.name:
             with blamed(source.segment, form, "encode"):
-                encoded, sizes = form.format.encode(live.ids, bodies)
-                begins = list(accumulate(sizes, initial=0))
+                encoded, sizes = form.encode(live.ids, bodies)
+                begins = accumulate(sizes, initial=0)
                 written = [encoded[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
-                if begins[-1] != len(encoded) or list(map(form.format.decode, live.ids, written)) != bodies:
+                if list(map(form.format.decode, live.ids, written)) != bodies:
                     raise ValueError("the records do not hold the bodies that they were made of")
         if self._fd is None or self.segments[-1].size >= self.context.size_limit:
             self._begin()

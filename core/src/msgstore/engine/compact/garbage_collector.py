@@ -49,7 +49,6 @@ from msgstore.engine.compact.policy_actions import numbers_of, validate_actions
 from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
-from msgstore.plugins.blame import blame
 from msgstore.plugins.loader import comes_from_outside
 
 log = logging.getLogger("msgstore.collection")
@@ -90,7 +89,7 @@ class GarbageCollector:
         self._accounting = accounting
         self._segments = accounting.segments
         self._lifecycle = lifecycle
-        self._policy, self._may_drop = backends.policy, backends.may_drop
+        self._policy, self._policy_name, self._may_drop = backends.policy, config.gc.name, backends.may_drop
         self._generation = backends.write_format.descriptor.generation
         self._reclaim = reclaim
         self.is_behind = False
@@ -142,7 +141,8 @@ class GarbageCollector:
         except (Exception, SystemExit) as error:
             if comes_from_outside(error):
                 raise
-            text = blame(error) or f"the GC policy {type(self._policy).__name__} failed: {type(error).__name__}: {error}"
+            catalogue = self._segments.formats.catalogue
+            text = catalogue.broken(catalogue.gc_policy(self._policy_name), "failed in plan", error)
             where = self._segments.directory
             raise BrokenPlugin(f"{where}: nothing is collected but empty segments: {text}") from error
         good: list[Action] = []

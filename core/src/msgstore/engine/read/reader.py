@@ -137,7 +137,8 @@ class Reader:
                     fd, decode = opened[location >> number_shift]
                     record = pread(fd, size, location >> offset_shift & mask)
                 if files.epoch == epoch and len(record) == size:
-                    return decode(msg_id, record) if plain else decode_body(msg_id, decode(msg_id, record))
+                    body = decode(msg_id, record)
+                    return body if plain and body.__class__ is bytes else decode_body(msg_id, body)
             except (TypeError, KeyError, OSError, ValueError, RecordError):  # ValueError: the map was closed
                 pass
             except Exception as error:
@@ -224,7 +225,7 @@ class Reader:
                 for location, msg_id in run:
                     begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
                     stored = decode(msg_id, data[begin : begin + size])
-                    found[msg_id] = stored if plain else decode_body(msg_id, stored)
+                    found[msg_id] = stored if plain and stored.__class__ is bytes else decode_body(msg_id, stored)
         return located
 
     def _unlocked_fetch(self) -> Fetch:
@@ -303,7 +304,7 @@ class Reader:
                 if len(data) != size:
                     raise RecordError("size_mismatch", f"the file ends {size - len(data)} bytes before the record does")
                 form = segment.form
-                found, problem = WholeRecord(segment.path, offset, form, data, form.format.decode(msg_id, data)), None
+                found, problem = WholeRecord(segment.path, offset, form, data, form.decode(msg_id, data)), None
             except (RecordError, OSError) as error:
                 problem = error
             except StoreError:

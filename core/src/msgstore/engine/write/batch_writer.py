@@ -170,7 +170,8 @@ class BatchWriter:
             if is_alone and (current is None or current.size > current.header_bytes):
                 self.roll()
             part_ids = ids[begin:end] if end - begin < len(ids) else ids
-            data, sizes = self._form.format.encode(part_ids, bodies[begin:end] if end - begin < len(bodies) else bodies)
+            with io_errors(self._segments.directory):
+                data, sizes = self._form.encode(part_ids, bodies[begin:end] if end - begin < len(bodies) else bodies)
             ends = list(accumulate(sizes))
             view, done, base = memoryview(data), 0, 0
             while done < len(ends):

@@ -21,6 +21,7 @@ from msgstore.config import Backend, StoreConfig, backend_of, store_config
 from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
+from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
@@ -250,7 +251,11 @@ class PartWriter:
 
     def _write_held(self) -> None:
         ids, bodies, self._ids, self._bodies, self._held = self._ids, self._bodies, [], [], 0
-        self._write(ids, bodies, self._form.format.encode)
+        self._write(ids, bodies, self._encode)
+
+    def _encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
+        with io_errors(self._target.destination):
+            return self._form.encode(ids, bodies)
 
     def _write(self, ids: Sequence[bytes], items: Sequence[bytes], encode: Encode) -> None:
         """Write bodies or records. A large one gets a segment of its own, as in the store itself."""
