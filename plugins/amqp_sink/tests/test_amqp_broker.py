@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,8 @@ from rabbitmq_files.properties import encode_properties
 
 pytestmark = pytest.mark.broker
 SETTINGS = ["max_message_size = 200000"]
+OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test"]
+OPENSSL += ["-addext", "subjectAltName=IP:127.0.0.1"]
 LARGE = b"x" * 200_001
 ODD = [
     encode_properties({"type": "t"}, {"float": 1.5, "late": {"$timestamp": 2**60}, "d": {"$decimal": "1.2"}}),
@@ -39,9 +42,26 @@ ODD = [
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory):
+def certificate(tmp_path_factory):
+    """A file with a key and a certificate for 127.0.0.1."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    subprocess.run([*OPENSSL, "-keyout", path, "-out", path], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tls_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory, certificate, tls_port):
     needs_broker()
-    with Broker(tmp_path_factory.mktemp("broker"), settings=SETTINGS, plugins=["rabbitmq_management"]) as node:
+    tls = [f"ssl_options.{name} = {certificate}" for name in ("cacertfile", "certfile", "keyfile")]
+    settings = [*SETTINGS, f"listeners.ssl.default = 127.0.0.1:{tls_port}", *tls]
+    with Broker(tmp_path_factory.mktemp("broker"), settings=settings, plugins=["rabbitmq_management"]) as node:
         yield node
 
 
@@ -105,6 +125,14 @@ def test_messages_arrive_in_order_byte_for_byte(broker, channel, queue, monkeypa
     properties = [ODD[number % len(ODD)] for number in range(count)]
     assert send(broker, batch(name, bodies[:2000], properties[:2000]), batch(name, bodies[2000:], properties[2000:])) == []
     assert drained(channel, name) == list(zip(bodies, properties, strict=True))
+
+
+def test_properties_fill_one_frame(broker, channel, queue):
+    """A frame has 131072 bytes, of which 20 are not properties."""
+    name = queue()
+    raw = [encode_properties({}, {"a": "b" * (131072 - 20 - 13 + more)}) for more in (0, 1)]
+    assert send(broker, batch(name, [b"a", b"b"], raw)) == [(1, "its properties have more than 131052 bytes")]
+    assert drained(channel, name) == [(b"a", raw[0])]
 
 
 def test_header_cc_makes_no_copies(broker, channel, queue):
@@ -212,6 +240,16 @@ def test_connection_that_fails_is_said_plainly(change, reason, broker, monkeypat
         send(broker, batch("q", [b"a"]))
     assert f"127.0.0.1:{broker.port}/gone: {reason}" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_tls_is_checked(broker, channel, queue, certificate, tls_port, monkeypatch):
+    name = queue()
+    monkeypatch.setattr(broker, "url", broker.url.replace("amqp:", "amqps:").replace(str(broker.port), str(tls_port)))
+    with pytest.raises(StoreError, match=r"TLS failed: .*certificate verify failed"):
+        send(broker, batch(name, [b"a"]))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert send(broker, batch(name, [b"a"] * 2000)) == []
+    assert len(drained(channel, name)) == 2000
 
 
 def test_alarm_is_waited_for(broker, channel, queue, caplog):

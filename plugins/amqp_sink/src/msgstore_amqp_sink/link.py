@@ -92,7 +92,7 @@ class Link:
         except BaseException:
             self._loop.close()
             raise
-        self.max_properties = self._connection.params.frame_max - 8 - 14
+        self.max_properties = self._connection.params.frame_max - 8 - 12
         """Bytes of properties: the frame with them cannot be split."""
 
     def is_alive(self) -> bool:
@@ -266,5 +266,7 @@ def describe(error: BaseException) -> str:
         return "nothing there answers in AMQP 0-9-1"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.strerror or error}"
+    if isinstance(error, exceptions.ChannelClosedByBroker):
+        return f"the broker closed the channel: {error.reply_text}"
     text = getattr(error, "reply_text", None) or getattr(error, "strerror", None) or str(error) or type(error).__name__
     return f"the connection failed: {text}"
