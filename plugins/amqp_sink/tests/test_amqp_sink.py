@@ -14,7 +14,7 @@ from pika import frame, spec
 
 from msgstore.cli.main import main
 from msgstore.contract import ConfigError, MessageBatch, QueueName, SinkContext, StoreError
-from msgstore_amqp_sink import broker, limits, sink
+from msgstore_amqp_sink import broker, limits, link, sink
 from msgstore_amqp_sink.link import RawProperties
 from msgstore_amqp_sink.plugin import AmqpSinkOptions
 from rabbitmq_files.properties import encode_properties, read_properties
@@ -94,6 +94,16 @@ def test_header_frame_has_the_stored_bytes(monkeypatch):
     monkeypatch.setitem(spec.props, spec.BasicProperties.INDEX, RawProperties)
     size, decoded = frame.decode_frame(content)
     assert (size, decoded.body_size, decoded.properties.raw) == (len(content), 5, ODD)
+
+
+def test_equal_messages_that_return_are_told_apart():
+    """Their confirms may come later."""
+    one = link.Link.__new__(link.Link)
+    one._todo, one._waiting, one._refused = [link.Publication("", "q", ODD, b"a", "")] * 3, {7: 0, 8: 1, 9: 2}, []
+    for _ in range(2):
+        one._on_return(None, spec.Basic.Return(312, "NO_ROUTE", "", "q"), RawProperties(ODD), b"a")
+    assert [number for number, _ in one._refused] == [0, 1]
+    assert list(one._waiting) == [7, 8, 9]
 
 
 @pytest.mark.parametrize("tail", [{}, {"app_id": "ä", "cluster_id": "c"}])
