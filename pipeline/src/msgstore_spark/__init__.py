@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from msgstore_spark.errors import ExecutorMismatch, SparkFailed, SparkUnavailable
     from msgstore_spark.executors import check_executors, upload_wheels
     from msgstore_spark.sessions import session
+    from msgstore_spark.shared import join_messages
     from msgstore_spark.source import register
 
 _MODULES = {
@@ -19,12 +20,16 @@ _MODULES = {
     "SparkUnavailable": "msgstore_spark.errors",
     "SparkFailed": "msgstore_spark.errors",
     "check_executors": "msgstore_spark.executors",
+    "join_messages": "msgstore_spark.shared",
     "register": "msgstore_spark.source",
     "session": "msgstore_spark.sessions",
     "upload_wheels": "msgstore_spark.executors",
 }
 
-__all__ = ["ExecutorMismatch", "SparkFailed", "SparkUnavailable", "check_executors", "register", "session", "upload_wheels"]
+__all__ = [
+    "ExecutorMismatch", "SparkFailed", "SparkUnavailable", "check_executors", "join_messages", "register", "session",
+    "upload_wheels",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

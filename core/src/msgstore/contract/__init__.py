@@ -25,17 +25,18 @@ from msgstore.contract.messages import (
 from msgstore.contract.policies import Action, Combine, Compact, Drop, GcPolicy, GcPolicyDescriptor, Migrate, SegmentStats
 from msgstore.contract.records import BoundRecord, Buffer, RecordContext, RecordFields, RecordType, RecordTypeDescriptor
 from msgstore.contract.sinks import JoiningSink, Sink, SinkContext, SinkDescriptor
-from msgstore.contract.sources import RandomAccessSource, Source, SourceContext, SourceDescriptor
+from msgstore.contract.sources import RandomAccessSource, SharedBodiesSource, Source, SourceContext, SourceDescriptor
 
 __all__ = [
     "CONTRACT_VERSION", "LISTED", "RESCUED_KEY", "STATES", "Action", "BodyCodec", "BodyCodecDescriptor",
     "BodyCodecWithFields", "BodyRefused", "BoundRecord", "BrokenPlugin", "Buffer", "Candidate", "Capability", "CheckBody",
     "Columns", "Combine", "CommandDescriptor", "Compact", "CompactableFormat", "ConfigError", "CorruptRecord", "Damage",
-    "Descriptor", "Drop", "Duration", "FileOperations", "FormatContext", "GapFill", "GcPolicy", "GcPolicyDescriptor", "Index",
-    "IndexContext", "IndexDescriptor", "JobRunnerDescriptor", "JoiningSink", "MessageBatch", "MessageNotFound",
+    "Descriptor", "Drop", "Duration", "FileOperations", "FormatContext", "GapFill", "GcPolicy", "GcPolicyDescriptor",
+    "Index", "IndexContext", "IndexDescriptor", "JobRunnerDescriptor", "JoiningSink", "MessageBatch", "MessageNotFound",
     "MessageTooLarge", "Migrate", "MsgStoreError", "NoOptions", "NotAdopted", "PluginError", "QueueInfo", "QueueName",
-    "RandomAccessSource", "RecordContext", "RecordError", "RecordField", "RecordFields", "RecordType", "RecordTypeDescriptor",
-    "ReleaseResult", "ScanEnd", "SegmentFormat", "SegmentFormatDescriptor", "SegmentScan", "SegmentStats", "Sink",
-    "SinkContext", "SinkDescriptor", "Size", "Source", "SourceContext", "SourceDamage", "SourceDescriptor", "StoreClosed",
-    "StoreError", "StoreIOError", "StoreLocked", "StoreMismatch", "StoreReadOnly", "StoredBody", "events", "json_value",
+    "RandomAccessSource", "RecordContext", "RecordError", "RecordField", "RecordFields", "RecordType",
+    "RecordTypeDescriptor", "ReleaseResult", "ScanEnd", "SegmentFormat", "SegmentFormatDescriptor", "SegmentScan",
+    "SegmentStats", "SharedBodiesSource", "Sink", "SinkContext", "SinkDescriptor", "Size", "Source", "SourceContext",
+    "SourceDamage", "SourceDescriptor", "StoreClosed", "StoreError", "StoreIOError", "StoreLocked", "StoreMismatch",
+    "StoreReadOnly", "StoredBody", "events", "json_value",
 ]

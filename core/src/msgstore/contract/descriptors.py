@@ -60,6 +60,8 @@ class Capability(enum.Enum):
     """GC policy: it may return ``Drop``, which deletes live messages. Without this capability ``Drop`` is ignored."""
     RANDOM_ACCESS = "random-access"
     """Source: any positions of a queue are read in the same time. The source is a :class:`RandomAccessSource`."""
+    SHARED_BODIES = "shared-bodies"
+    """Source: queues share bodies that are stored apart. The source is a :class:`SharedBodiesSource`; a cluster joins them."""
     REFLOW = "reflow"
     """Source: records come in a layout that the reader takes, or are refused. See ``accepts`` of :class:`SourceContext`."""
     JOINS = "joins"

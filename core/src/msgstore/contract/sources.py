@@ -23,7 +23,7 @@ A complete one, for files with a message on each line::
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ from msgstore.contract.records import Buffer
 
 @attrs.frozen(kw_only=True)
 class SourceDescriptor(Descriptor):
-    """``factory(context: SourceContext) -> Source``. Capabilities: RANDOM_ACCESS, REFLOW."""
+    """``factory(context: SourceContext) -> Source``. Capabilities: RANDOM_ACCESS, REFLOW, SHARED_BODIES."""
 
     detect: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
     """``"package.module:function"``: called with a path, returns a :class:`Candidate` or None. It opens few files, and reads
@@ -105,3 +105,25 @@ class RandomAccessSource(Source, Protocol):
 
     def count(self, name: QueueName) -> int:
         """Return the number of positions of a queue."""
+
+
+class SharedBodiesSource(Source, Protocol):
+    """A source whose queues share bodies that are stored apart. A cluster reads both in parallel, and joins them by key."""
+
+    def own_messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        """Yield as ``messages`` does, without the messages whose bodies are apart. Positions are the same."""
+
+    def shared_entries(self, name: QueueName, first: int, stop: int | None) -> Iterator[Sequence[tuple[bytes, int, bytes]]]:
+        """Yield (key of the body, position, entry) of the messages that ``own_messages`` leaves out. The entry is bytes that
+        ``complete`` reads."""
+
+    def body_parts(self) -> Sequence[str]:
+        """Return the names of the parts that have the bodies, such as files. The same at each call, in any process."""
+
+    def bodies(self, part: str) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+        """Yield (key, bytes that ``complete`` reads) of one part. A key may come twice: any of them will do."""
+
+    def complete(
+        self, name: QueueName, entries: Sequence[tuple[int, bytes, bytes | None]]
+    ) -> Iterator[MessageBatch | SourceDamage]:
+        """Yield the messages of (position, entry, bytes of the body or None if there is none), of one queue in any order."""

@@ -73,6 +73,7 @@ _PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
     (BodyCodecDescriptor, Capability.FIELDS): contract.BodyCodecWithFields,
     (SourceDescriptor, None): contract.Source,
     (SourceDescriptor, Capability.RANDOM_ACCESS): contract.RandomAccessSource,
+    (SourceDescriptor, Capability.SHARED_BODIES): contract.SharedBodiesSource,
     (SinkDescriptor, Capability.JOINS): contract.JoiningSink,
     (SinkDescriptor, None): contract.Sink,
 }
@@ -210,7 +211,7 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
                 raise
             if key not in providers and manager.has_plugin(key):
                 manager.unregister(name=key)
-            failures.append(Failure(provider, f"cannot be loaded: {type(error).__name__}: {error}"))
+            failures.append(Failure(provider, f"cannot be loaded: {first_line(error)}"))
         else:
             providers[key] = provider
             failures += (Failure(provider, problem) for problem in _find_unmarked(manager, manager.get_plugin(key)))
@@ -226,7 +227,7 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
             except BaseException as error:
                 if comes_from_outside(error):
                     raise
-                failures.append(Failure(provider, f"{hook} failed: {type(error).__name__}: {error}"))
+                failures.append(Failure(provider, f"{hook} failed: {first_line(error)}"))
             else:
                 registrations += (Registration(kind, descriptor, provider) for descriptor in found)
     for hook in EVENT_HOOKS:
@@ -253,6 +254,11 @@ def comes_from_outside(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or any(
         frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the class of an exception and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0].rstrip()}"
 
 
 def _register(manager: pluggy.PluginManager, entry_point: metadata.EntryPoint, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgstore import hookimpl
-from msgstore.contract import CommandDescriptor, SourceDescriptor
+from msgstore.contract import Capability, CommandDescriptor, SourceDescriptor
 
 
 @hookimpl
@@ -17,6 +17,7 @@ def msgstore_sources() -> Iterable[SourceDescriptor]:
             factory="msgstore_rabbitmq_source.source:RabbitmqSource",
             detect="msgstore_rabbitmq_source.source:detect",
             sample="msgstore_rabbitmq_source.sample:sample",
+            capabilities=frozenset({Capability.SHARED_BODIES}),
             summary="classic queues of a RabbitMQ node: its data directory, a vhost, or one queue",
         )
     ]

@@ -9,6 +9,7 @@ import attrs
 
 from msgstore.contract import Buffer, MessageBatch, QueueName, SourceContext, SourceDamage
 from msgstore.contract.messages import CERTAIN, MAYBE_CONSUMED
+from msgstore_rabbitmq_source.apart import decode_body, decode_entry, encode_entry
 from msgstore_rabbitmq_source.naming import QueueDirectory, text
 from msgstore_rabbitmq_source.queue_index import LiveEntry
 from msgstore_rabbitmq_source.shared_store import Place, SharedStore
@@ -22,7 +23,7 @@ _Item = MessageBatch | SourceDamage
 class RowReader:
     """Reads one queue, from its first position to the last."""
 
-    def __init__(self, context: SourceContext, store: SharedStore, name: QueueName, *, is_final: bool = True) -> None:
+    def __init__(self, context: SourceContext, store: SharedStore | None, name: QueueName, *, is_final: bool = True) -> None:
         self._context = context
         self._store = store
         self._name = name
@@ -37,7 +38,43 @@ class RowReader:
     def rows(
         self, entries: Iterable[LiveEntry | SourceDamage], part: QueueDirectory, first: int, stop: int | None
     ) -> Iterator[_Item]:
-        """Yield the messages of a directory of the queue, at positions of the queue. The last batch comes with ``rest``."""
+        """Yield the messages of a directory of the queue, at positions of the queue. The last batch comes with ``rest``.
+        Without a store, messages in it are left out."""
+        for item in self._numbered(entries, first, stop):
+            if isinstance(item, SourceDamage):
+                yield item
+                continue
+            position, entry = item
+            yield from self._add(entry, part, position)
+            if self._batch.is_full():
+                yield self._batch.taken(self._name)
+
+    def shared(
+        self, entries: Iterable[LiveEntry | SourceDamage], part: QueueDirectory, first: int, stop: int | None
+    ) -> Iterator[tuple[int, LiveEntry, bytes]]:
+        """Yield position and entry of the messages that ``rows`` leaves out without a store, and the entry as bytes."""
+        for item in self._numbered(entries, first, stop):
+            if not isinstance(item, SourceDamage) and not item[1].term_size:
+                yield *item, encode_entry(item[1], part, is_final=self._certainty == CERTAIN)
+
+    def complete(self, entries: Iterable[tuple[int, bytes, bytes | None]]) -> Iterator[_Item]:
+        """Yield the messages of (position, entry, body)."""
+        for position, encoded, body in entries:
+            entry, vhost, is_durable, is_final = decode_entry(encoded)
+            self._certainty = CERTAIN if is_final else MAYBE_CONSUMED
+            if body is None:
+                self._lose(entry)
+                continue
+            place, term = decode_body(body)
+            yield from self._take(entry, vhost, position, term, place, is_durable=is_durable)
+            if self._batch.is_full():
+                yield self._batch.taken(self._name)
+        yield from self.rest()
+
+    def _numbered(
+        self, entries: Iterable[LiveEntry | SourceDamage], first: int, stop: int | None
+    ) -> Iterator[tuple[int, LiveEntry] | SourceDamage]:
+        """Yield each entry with its position in the queue, from ``first`` up to ``stop``, and the damage."""
         for entry in entries:
             if isinstance(entry, SourceDamage):
                 yield attrs.evolve(entry, name=self._name)
@@ -47,11 +84,8 @@ class RowReader:
             if stop is not None and position >= stop:
                 return
             self._position += 1
-            if position < first:
-                continue
-            yield from self._add(entry, part, position)
-            if self._batch.is_full():
-                yield self._batch.taken(self._name)
+            if position >= first:
+                yield position, entry
 
     def rest(self) -> Iterator[_Item]:
         """Yield the last batch, and the messages that are lost."""
@@ -64,6 +98,7 @@ class RowReader:
 
     def orphans(self, referenced: Collection[bytes], first: int, stop: int | None) -> Iterator[_Item]:
         """Yield the messages of the store that are in no queue."""
+        assert self._store is not None
         for msg_id in self._store.ids():
             if msg_id in referenced:
                 continue
@@ -82,43 +117,47 @@ class RowReader:
                 continue
             entry = LiveEntry(None, True, msg_id, None, 0, place.file, place.offset, place.size, 0, 0)
             yield from self._corrected(place, end)
-            self._batch.add(message, entry, position, "orphan", CERTAIN, self._raw(entry, place))
+            self._batch.add(message, entry, position, "orphan", CERTAIN, self._raw(entry))
             if self._batch.is_full():
                 yield self._batch.taken(self._name)
         yield from self.rest()
 
     def _add(self, entry: LiveEntry, part: QueueDirectory, position: int) -> Iterator[SourceDamage]:
         """Add a message to the batch. Yields what is damaged."""
-        place = None
-        data: Buffer
         if entry.term_size:
-            begin = entry.term_offset
-            data = self._read(entry.file)[begin : begin + entry.term_size]
+            term = self._read(entry.file)[entry.term_offset : entry.term_offset + entry.term_size]
+            yield from self._take(entry, part.vhost, position, term, None, is_durable=part.is_durable)
+        elif self._store is None:
+            return
         elif (place := self._store.find(entry.msg_id)) is None:
             self._lose(entry)
-            return
         else:
-            data = self._store.read(place)
+            yield from self._take(entry, part.vhost, position, self._store.read(place), place, is_durable=part.is_durable)
+
+    def _take(
+        self, entry: LiveEntry, vhost: bytes | None, position: int, term: bytes, place: Place | None, *, is_durable: bool
+    ) -> Iterator[SourceDamage]:
+        """Add the message of a term. ``place``: of its record, if it is in a shared store."""
         origin = Place(entry.file, entry.offset, entry.size, 0, entry.term_size) if place is None else place
         lost = int(entry.is_persistent)
         try:
-            message, end = read_message(bytes(data))
+            message, end = read_message(term)
         except MessageError as error:
             yield self._damage(origin, str(error), messages=lost)
             return
-        if reason := _contradiction(message, entry, part.vhost):
+        if reason := _contradiction(message, entry, vhost):
             yield self._damage(origin, reason, messages=lost)
             return
         yield from self._corrected(origin, end)
         if place is not None:
             entry = entry._replace(file=place.file, offset=place.offset, size=place.size)
         state = "ready"
-        if not entry.is_persistent or not part.is_durable:
+        if not entry.is_persistent or not is_durable:
             state = "transient"
         elif 0 < entry.expiry_us // 1000 <= self._context.now_ms:
             state = "expired"
         certainty = MAYBE_CONSUMED if entry.is_unsure else self._certainty
-        self._batch.add(message, entry, position, state, certainty, self._raw(entry, place))
+        self._batch.add(message, entry, position, state, certainty, self._raw(entry))
 
     def _corrected(self, place: Place, end: int) -> Iterator[SourceDamage]:
         """Yield the damage of a record whose size is wrong, and whose message is whole."""
@@ -137,13 +176,9 @@ class RowReader:
         first, count = self._lost.get(entry.file, (entry, 0))
         self._lost[entry.file] = first, count + 1
 
-    def _raw(self, entry: LiveEntry, place: Place | None) -> bytes | None:
-        if not self._context.raw:
-            return None
-        if place is not None or not entry.term_size:
-            assert place is not None
-            return self._store.read_record(place)
-        return bytes(self._read(entry.file)[entry.offset : entry.offset + entry.size])
+    def _raw(self, entry: LiveEntry) -> bytes | None:
+        """Return the record of a message, which is at the place of the entry."""
+        return bytes(self._read(entry.file)[entry.offset : entry.offset + entry.size]) if self._context.raw else None
 
     def _read(self, file: str) -> Buffer:
         if self._file[0] != file:

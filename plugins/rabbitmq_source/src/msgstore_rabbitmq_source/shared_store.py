@@ -54,9 +54,12 @@ def segment_formats() -> dict[str, SegmentFormat]:
 class SharedStore:
     """The persistent and the transient store of one vhost."""
 
-    def __init__(self, context: SourceContext, vhost: VhostFiles) -> None:
+    def __init__(self, context: SourceContext, vhost: VhostFiles, files: list[str] | None = None) -> None:
+        """``files``: the segments that are read. None: all of both stores."""
         self._context = context
-        self.files = [joined(store, name) for store, names in sorted(vhost.stores.items()) for name in _by_number(names)]
+        self.files = files or [
+            joined(store, name) for store, names in sorted(vhost.stores.items()) for name in _by_number(names)
+        ]
         self._rows: dict[bytes, int] | None = None
         """Id to row of the columns below."""
         self._file_rows, self._offsets, self._sizes = array("L"), array("Q"), array("Q")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from msgstore.contract import Candidate, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source import layout
+from msgstore_rabbitmq_source.apart import encode_bodies, key_of
 from msgstore_rabbitmq_source.node import Node, Queue
 from msgstore_rabbitmq_source.not_read import not_read
 from msgstore_rabbitmq_source.rows import RowReader
+from msgstore_rabbitmq_source.shared_store import SharedStore
+
+_BATCH_ENTRIES = 2**12
 
 
 def detect(path: Path) -> Candidate | None:
@@ -48,12 +53,46 @@ class RabbitmqSource:
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
         if (queue := self.node.queues.get(name)) is None:
             yield from self._orphans(name, first, stop)
-            return
-        self.node.counted(queue)
-        reader = RowReader(self._context, self.node.store(queue.vhost), name, is_final=queue.is_final)
+        else:
+            yield from self._read(queue, self.node.store(queue.vhost), first, stop)
+
+    def _read(
+        self, queue: Queue, store: SharedStore | None, first: int, stop: int | None
+    ) -> Iterator[MessageBatch | SourceDamage]:
+        """Yield the messages of a queue. Without the store: those that are not in it."""
+        reader = RowReader(self._context, store, queue.name, is_final=self.node.counted(queue).is_final)
         for part in queue.parts:
             yield from reader.rows(self.node.entries(queue.vhost, part.directory), part, first, stop)
         yield from reader.rest()
+
+    def own_messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        if (queue := self.node.queues.get(name)) is None:
+            yield from self._orphans(name, first, stop)
+        else:
+            yield from self._read(queue, None, first, stop)
+
+    def shared_entries(self, name: QueueName, first: int, stop: int | None) -> Iterator[Sequence[tuple[bytes, int, bytes]]]:
+        if (queue := self.node.queues.get(name)) is None:
+            return
+        reader = RowReader(self._context, None, name, is_final=self.node.counted(queue).is_final)
+        for part in queue.parts:
+            found = reader.shared(self.node.entries(queue.vhost, part.directory), part, first, stop)
+            keyed = ((key_of(queue.vhost, entry.msg_id), position, encoded) for position, entry, encoded in found)
+            while batch := list(islice(keyed, _BATCH_ENTRIES)):
+                yield batch
+
+    def body_parts(self) -> Sequence[str]:
+        return [file for vhost in self.node.files.vhosts.values() for file in self.node.store(vhost).files]
+
+    def bodies(self, part: str) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+        for vhost in self.node.files.vhosts.values():
+            if part in self.node.store(vhost).files:
+                yield from encode_bodies(SharedStore(self._context, vhost, [part]), vhost, part)
+
+    def complete(
+        self, name: QueueName, entries: Sequence[tuple[int, bytes, bytes | None]]
+    ) -> Iterator[MessageBatch | SourceDamage]:
+        return RowReader(self._context, None, name).complete(entries)
 
     def _orphans(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
         vhost = self.node.orphans[name]
