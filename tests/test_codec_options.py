@@ -38,13 +38,13 @@ class Options:
     ("table", "error"),
     [
         ({"server": {"host": "a", "prot": 1}}, "where server: unknown key 'prot'. Did you mean 'port'?"),
-        ({"server": {}}, "where server: the key host is missing"),
+        ({"server": {}}, "where server: the key 'host' is missing"),
         ({"server": "a"}, "where server: text is not a table"),
-        ({"server": {"host": "a", "port": "b"}}, "where server: port: 'b' is not an integer"),
+        ({"server": {"host": "a", "port": "b"}}, "where server port: 'b' is not an integer"),
         ({"mirrors": [{"host": "a"}, {"hots": "b"}]}, "where mirrors: unknown key 'hots'. Did you mean 'host'?"),
         ({"password": {"env": "NO_SUCH"}}, "where password: the environment variable NO_SUCH is not set"),
         ({"password": {"file": "absent"}}, "where password: base/absent: cannot be read: No such file or directory"),
-        ({"password": {"env": "A", "file": "b"}}, "where password: a table with the keys env, file is not text"),
+        ({"password": {"env": "A", "file": "b"}}, "where password: a table with the keys env, file is not text, { env"),
         ({"password": 7}, "where password: an integer is not text"),
         ({"certificate": "~nobody-here/c"}, "where certificate: '~nobody-here/c': there is no such user"),
     ],
@@ -139,7 +139,7 @@ def test_store_without_options_of_its_codec_does_what_needs_no_body(letters, tmp
     for arguments in (["get", letters, A.hex()], ["verify", letters], ["put", letters, bytes(16).hex()]):
         error = command(*arguments, code=2).stderr
         assert "was written with the body codec 'aes-gcm', which has options" in error
-        assert "the key key is missing. Give them in a configuration" in error
+        assert "the key 'key' is missing. Give them in a configuration" in error
     command("rm", letters, A.hex())
 
 
@@ -250,5 +250,21 @@ def test_options_of_record_types_are_relative_to_the_file(tmp_path, monkeypatch)
     command("config", "check", "--config", tmp_path / "msgstore.toml")
 
 
-def test_configuration_without_codec_is_refused(letters, tmp_path):
-    assert "name one, or leave --config out" in command("scan", letters, "--config", tmp_path / "msgstore.toml", code=2).stderr
+@pytest.mark.parametrize("place", ["letters", "../letters"])
+def test_configuration_has_options_of_its_stores_codec(letters, place, tmp_path):
+    """The store is given by its name or its directory."""
+    config = ["--config", tmp_path / "msgstore.toml"]
+    [row] = (row for row in json_of("messages", place, *config) if "body" in row)
+    assert base64.b64decode(row["body"]) == b"secret"
+    assert json_of("queues", place, *config)[0]["messages"] == 1
+    command("convert", place, tmp_path / "out.jsonl", *config)
+    assert command("get", place, A.hex(), *config).stdout_bytes == b"secret"
+    assert json_of("scan", place, *config, "--body", "aes-gcm")[0]["records_by_name"] == {"message": 1}
+    assert json_of("diff", place, letters, *config)[-1]["same"] == 1
+
+
+def test_misspelt_disabled_plugin_is_named_with_its_file(letters, tmp_path):
+    file = tmp_path / "msgstore.toml"
+    file.write_text('disabled = ["aes-bod"]\n' + file.read_text())
+    for arguments in (["get", "letters", A.hex()], ["scan", "letters"], ["plugins"]):
+        assert f"{file}: disabled: no installed" in command(*arguments, "--config", file, code=2).stderr

@@ -33,6 +33,13 @@ def content(path: Path, **keys: object) -> dict[bytes, tuple[bytes, int]]:
         return {entry.msg_id: (client.read(entry.msg_id), entry.references) for entry in store.entries()}
 
 
+def test_queues_proposes_parquet_only_with_pyarrow(tmp_path, monkeypatch):
+    filled(tmp_path)
+    assert "NAME.parquet" in command("queues", tmp_path).stdout
+    monkeypatch.setattr("msgstore.cli.commands.message_lists.find_spec", lambda _: None)
+    assert "NAME.jsonl" in command("queues", tmp_path).stdout
+
+
 # -- out of a store -----------------------------------------------------------------------------------------------------------
 
 

@@ -384,6 +384,16 @@ def test_incomplete_plugin_is_named(make, methods, told, machine):
         msgstore.open_store(machine.store, **keys)
 
 
+def test_config_check_names_file_and_table_once(machine):
+    stamped(machine)
+    machine.write_store(record="stamped", format={"use": "v2", "records": {"stamped": 200}})
+    machine.uninstall("acme-stamped")
+    machine.file.write_text(TABLE)
+    error = command("config", "check", "--config", machine.file, code=2).stderr
+    assert f"{machine.file}: [stores.orders]: {machine.store}: the store uses" in error
+    assert error.count("[stores.orders]") == 1
+
+
 def test_record_type_of_other_format_is_named(machine):
     """Not asked whether it was meant, by its very name."""
     descriptor = "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='a:b', format='v3')"

@@ -169,7 +169,7 @@ def test_config_check_reports_error_of_each_store(check, tmp_path):
         path = "d"
         """
     result = check(text)
-    parts = ("'disabled'", "'index'", "'os', 'fsync'", "map_size", "checksum = 5", "'erlang'", "half-empty", "path is missing")
+    parts = ("'disabled'", "'index'", "'os', 'fsync'", "map_size", "checksum = 5", "'erlang'", "half-empty", "'path' is")
     assert [part for part in parts if part not in result.stderr] == []
     assert all(line.startswith(f"msgstore: {tmp_path / 'msgstore.toml'}") for line in result.stderr.splitlines())
     assert result.stdout == f"d: ok ({tmp_path / 'd'})\n"

@@ -164,13 +164,14 @@ def test_dropped_messages_fire_event(tmp_path, recorder):
     assert telemetry.counters.dropped_messages == 3
 
 
-def test_observers_receive_their_options(tmp_path, recorder):
+def test_observers_receive_their_options(tmp_path, recorder, monkeypatch):
     """Each observer has the table of its entry point. Options of an observer that is not installed are refused."""
+    monkeypatch.setenv("TEAM", "ops")
     other = attrs.evolve(ACME, entry_point="other")
     catalogue = load_catalogue()
     seen = [Observer("msgstore_store_opened", recorder, provider) for provider in (ACME, other)]
     (tmp_path / "stores.toml").write_text(
-        'stores.mail = { path = "mail", observers = { watch = { to = "ops", after = 3 }, gone = {} } }\n'
+        'stores.mail = { path = "mail", observers = { watch = { to = { env = "TEAM" }, after = 3 }, gone = {} } }\n'
         'stores.wrong = { path = "mail", observers.wach = {} }\n'
     )
     catalogue = attrs.evolve(catalogue, observers=tuple(seen), disabled=("acme:gone",))

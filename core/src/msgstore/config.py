@@ -97,9 +97,9 @@ class StoreConfig:
     """Time between two calls of the policy by a background thread. It also calls the policy when a segment is full, and when
     much was removed. 0: no thread; only ``compact()`` collects. Commands of the command line never collect in the
     background."""
-    observers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
-    """Options of observers by entry point, for the member ``options`` of their events. Text and paths are passed as they are
-    written."""
+    observers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, repr=False)
+    """Options of observers by entry point, for the member ``options`` of their events. They are not checked, and passed as they
+    are written, paths too; only ``{ env = "NAME" }`` and ``{ file = "PATH" }`` become text."""
     on_legacy: OnLegacy = "read"
     """Treatment of segments of an older format than ``format``: ``"read"`` reads them, ``"refuse"`` refuses to open for
     writing, ``"migrate"`` rewrites them at opening, and also those of another format of the same generation."""
@@ -161,6 +161,12 @@ class Config:
             )
         return self.stores[name]
 
+    def find(self, given: str | Path) -> StoreConfig | None:
+        """Return the configuration of the store with this name or directory, or None."""
+        place = os.path.realpath(given)
+        found = (one for one in self.stores.values() if os.path.realpath(one.path) == place)
+        return self.stores.get(str(given)) or next(found, None)
+
 
 def read_config(path: str | Path) -> Config:
     """Read and check the file ``path``. Store paths become relative to its directory. Raises ConfigError."""
@@ -187,7 +193,7 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
     ConfigError."""
     refuse_unknown(table, [name for name in attrs.fields_dict(StoreConfig) if name not in ("where", "last_opened")], where)
     if "path" not in table:
-        raise ConfigError(f'{where}: the key path is missing. Write path = "directory of the store".')
+        raise ConfigError(f"{where}: the key 'path' is missing. Write path = \"directory of the store\".")
     if isinstance(given := table.get("record"), Mapping):  # a store may bind several: byte and options belong to the format
         name, form = given.get("use", "NAME"), table.get("format") or "v2"
         form = form.get("use", "v2") if isinstance(form, Mapping) else form
@@ -196,9 +202,14 @@ def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfi
             f"{where} record: {dict(given)!r} is not a name. Write record = {json.dumps(name, default=str)} and "
             f'format = {{ use = "{form}", records = {{ {name} = {bound} }} }}.'
         )
+    observers = {}
     for name, options in _tables(table.get("observers", {}), f"{where} observers").items():
-        _tables(options, f"{where} observers {name}")
-    return attrs.evolve(structure(StoreConfig, table, where, base), where=where)
+        place = f"{where} observers {name}"
+        observers[name] = {
+            key: _typed(str, value, f"{place} {key}", base) if _is_elsewhere(value) else value
+            for key, value in _tables(options, place).items()
+        }
+    return attrs.evolve(structure(StoreConfig, table, where, base), where=where, observers=observers)
 
 
 def structure(options: type[T], table: Mapping[str, Any], where: str, base: Path | None = None) -> T:
@@ -212,7 +223,7 @@ def structure(options: type[T], table: Mapping[str, Any], where: str, base: Path
     refuse_unknown(table, fields, where)
     missing = [name for name, field in fields.items() if field.default is attrs.NOTHING and name not in table]
     if missing:
-        raise ConfigError(f"{where}: the key {missing[0]} is missing")
+        raise ConfigError(f"{where}: the key {missing[0]!r} is missing")
     place, values = where, {}
     try:
         hints = _hints(cast("Hashable", options))
@@ -266,6 +277,8 @@ def _typed(kind: Any, value: object, where: str, base: Path | None = None) -> An
         raise ConfigError(f'{where}: {_kind(value)} is not a list. Write it in brackets, as in ["a", "b"].')
     try:
         return _converter(base).structure(value, kind)
+    except ConfigError as error:  # of a nested table: it begins with the key in that table
+        raise ConfigError(f"{where}{error}") from error.__cause__
     except AttributeError:  # cattrs takes anything for a mapping
         raise ConfigError(f"{where}: {_kind(value)} is not a table") from None
     except (TypeError, ValueError, KeyError, OverflowError) as error:
@@ -337,11 +350,16 @@ _MAX_FILE = 2**20
 """Bytes of a file that an option names: a key, not a device."""
 
 
+def _is_elsewhere(value: object) -> bool:
+    return isinstance(value, Mapping) and list(value) in (["env"], ["file"])
+
+
 def _text(value: object, base: Path | None) -> str:
     if isinstance(value, str):
         return value
-    if base is None or not (isinstance(value, Mapping) and list(value) in (["env"], ["file"])):
-        raise ValueError(f"{_kind(value)} is not text")
+    if base is None or not (isinstance(value, Mapping) and _is_elsewhere(value)):
+        known = """, { env = "NAME" } or { file = "PATH" }""" if base is not None and isinstance(value, Mapping) else ""
+        raise ValueError(f"{_kind(value)} is not text{known}")
     [(source, name)] = value.items()  # what must not be in the configuration file
     if source == "env" and isinstance(name, str):
         if name not in os.environ:
@@ -361,10 +379,7 @@ def _text(value: object, base: Path | None) -> str:
 def _nested(value: object, kind: type[T], base: Path | None) -> T:
     if not isinstance(value, Mapping):
         raise TypeError(f"{_kind(value)} is not a table")
-    try:
-        return structure(kind, value, "", base)
-    except ConfigError as error:
-        raise ValueError(str(error).lstrip(": ")) from error
+    return structure(kind, value, "", base)
 
 
 @functools.cache

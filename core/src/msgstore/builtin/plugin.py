@@ -78,7 +78,7 @@ class StoreSinkOptions:
     body: Backend = Backend("raw")
     """Codec that encodes the bodies."""
     records: Mapping[str, int] = attrs.field(factory=dict)
-    """Type bytes of record types that no format assigns."""
+    """Type bytes of record types that no format assigns. Records are written with the default options of their type."""
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.config import Backend
+from msgstore.config import Backend, read_config
 from msgstore.contract import LISTED, STATES, QueueInfo, SourceDamage
 from msgstore.jobs.messages.rows import damage_as_json
 from msgstore.jobs.messages.selection import Selection, select
@@ -36,16 +36,21 @@ class SourceOptions:
     max_age: str | None = None
     group: str | None = None
     config_file: Path | None = None
-    """Has done its work when it was parsed: the plugins that it disables are omitted."""
+    """The plugins that it disables are omitted since it was parsed."""
 
-    def backend(self) -> Backend | None:
-        """Return the source, or None if it is to be detected. With options alone, it has no name."""
-        given = parse_options(self.source_options, "--source-option")
+    def backend(self, path: Path) -> Backend | None:
+        """Return the source, or None if it is to be detected. With options alone, it has no name. If ``path`` is a store in the
+        configuration, its codec has the options that it has there."""
+        given, base = parse_options(self.source_options, "--source-option"), Path()
+        if self.config_file is not None and self.source in (None, "store") and "body" not in given:
+            store = read_config(self.config_file).find(path)
+            if store is not None and store.body.options:
+                given["body"], base = {"use": store.body.name, **store.body.options}, store.body.base
         given |= {name: value for name, value in (("max_age", self.max_age), ("group", self.group)) if value is not None}
-        return Backend(self.source or "", given, base=Path()) if self.source or given else None
+        return Backend(self.source or "", given, base=base) if self.source or given else None
 
     def spec(self, path: Path, *, raw: bool = False, accepts: tuple[str, ...] = ()) -> SourceSpec:
-        return source_spec(worker_catalogue(), path, self.backend(), raw=raw, accepts=accepts or None)
+        return source_spec(worker_catalogue(), path, self.backend(path), raw=raw, accepts=accepts or None)
 
 
 @attrs.frozen
@@ -85,7 +90,7 @@ class SelectionOptions:
         return select(**attrs.asdict(self))
 
 
-configured = options.configuration("Omit the plugins that FILE disables.")
+configured = options.configuration(f"{options.OMIT} Its codec has the options that FILE gives it.")
 from_source = options.bundle(
     "source",
     SourceOptions,
@@ -133,7 +138,7 @@ accepted = click.option(
     "--accepts", multiple=True, metavar="LAYOUT",
     help="With raw records: one in another layout is written in this one or the plain one, or refused.",
 )  # fmt: skip
-source_path = click.argument("path", metavar="SRC", type=options.FILE)
+source_path = options.inputs("path", "SRC")
 
 
 def finish(

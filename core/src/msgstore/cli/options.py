@@ -18,7 +18,7 @@ from msgstore.contract import ConfigError, Duration, StoreError
 from msgstore.directory import Settings, has_settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.open.clean_shutdown import CLEAN
-from msgstore.engine.opening import LiveMode, open_configured, remembered_config
+from msgstore.engine.opening import LiveMode, load_config, open_configured, remembered_config
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.counts import sums_of
@@ -34,6 +34,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 FILE = click.Path(path_type=Path)
+OMIT = "Omit what FILE disables. A store in FILE may be given by its name."
 
 
 def file(*names: str, metavar: str = "FILE", **keys: Any) -> Decorator[Any]:
@@ -42,9 +43,25 @@ def file(*names: str, metavar: str = "FILE", **keys: Any) -> Decorator[Any]:
 
 
 def _disable(context: click.Context, _: click.Parameter, given: Path | None) -> Path | None:
-    if given is not None and (names := read_config(given).disabled):
+    if given is not None and (names := load_config(given).config.disabled):
         context.with_resource(disable_plugins(names))
     return given
+
+
+def _directories(context: click.Context, _: click.Parameter, given: Any) -> Any:
+    """Replace the name of a store in the file of ``--config`` by its directory."""
+    config_file = context.params.get("config_file")
+    if config_file is None:
+        return given
+    stores = read_config(config_file).stores
+    if isinstance(given, tuple):
+        return tuple(stores[str(path)].path if str(path) in stores else path for path in given)
+    return stores[str(given)].path if str(given) in stores else given
+
+
+def inputs(name: str, metavar: str, **keys: Any) -> Decorator[Any]:
+    """Return an argument: a path, or with ``--config`` the name of a store."""
+    return click.argument(name, metavar=metavar, type=FILE, callback=_directories, **keys)
 
 
 def configuration(text: str) -> Decorator[Any]:
@@ -67,8 +84,6 @@ class BodyOptions:
     def codec(self) -> Backend | None:
         """Return the codec with its options. With ``--config`` they are those of a store in the file that has this codec."""
         if self.body is None:
-            if self.config_file is not None and not disabled_plugins():
-                raise ConfigError("--config has the options of the codec of --body: name one, or leave --config out")
             return None
         found = backend_of(self.body)
         if self.config_file is None or found.options:
@@ -89,7 +104,7 @@ def body(text: str) -> Decorator[Any]:
     """Return a decorator that adds ``--body`` and ``--config``. The command gets them as ``body``."""
     as_object = 'With options, a JSON object: {"use": "NAME", "OPTION": ...}.'
     codec = click.option("--body", metavar="NAME", help=f"{text} {as_object}")
-    configured = configuration("Omit what FILE disables. Take the options of the codec from a store in FILE that has it.")
+    configured = configuration(f"{OMIT} Take the options of the codec of --body from a store in FILE that has it.")
     return bundle("body", BodyOptions, body=codec, config_file=configured)
 
 
@@ -167,8 +182,8 @@ as_json = click.option(
     "--json", "out", is_flag=True, help="Print JSON Lines: one compact object per line.",
     callback=lambda _, __, value: output.Output(as_json=value),
 )  # fmt: skip
-paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=FILE)
-sources = click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=FILE)
+paths = inputs("paths", "PATH...", nargs=-1, required=True)
+sources = inputs("sources", "SRC...", nargs=-1, required=True)
 destination = click.argument("destination", metavar="DEST", type=FILE)
 records = bindings("--record", "Bind a record type to a type byte.")
 refcounts = file(
@@ -281,7 +296,8 @@ class StoreArgument:
         """
         if self.config_file is not None:
             config = read_config(self.config_file)
-            target = StoreTarget(config.store(self.store), load_catalogue(config.disabled))
+            found = config.find(self.store) or config.store(self.store)  # which says that there is none
+            target = StoreTarget(found, load_catalogue(config.disabled))
         else:
             target = bare_store(Path(self.store), load_catalogue())
         config_of_store = attrs.evolve(target.config, adopt=target.config.adopt or self.adopt)
@@ -315,7 +331,7 @@ class StoreArgument:
 
 _parts = {
     "store": click.argument("store", metavar="STORE"),
-    "config_file": configuration("Configuration in which STORE is a name."),
+    "config_file": configuration("Configuration that has STORE, which is its name or directory."),
 }
 watched = bundle("store", StoreArgument, **_parts)
 """Adds STORE and ``--config``. The command gets them as ``store``."""

@@ -78,7 +78,7 @@ def convert_(
       msgstore convert store messages.parquet --runner spark --master 'local[4]'
     """
     names = dict(_renamed(pair) for pair in rename)
-    choices |= {"source": source.backend(), "sink": sink.backend(), "rename": names, "accepts": accepts or None}
+    choices |= {"source": source.backend(path), "sink": sink.backend(), "rename": names, "accepts": accepts or None}
     _convert(path, destination, selection, runner, out, dry_run=dry_run, **choices)
 
 

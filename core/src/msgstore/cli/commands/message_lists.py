@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,7 +108,8 @@ def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times
     )
     out.print()
     out.print(f"{plural(sum(queue.messages for queue in read), 'message')} in {plural(len(read), 'queue')}")
-    out.print(f"next: msgstore messages {path}, or: msgstore convert {path} NAME.parquet", "dim")
+    ending = "parquet" if find_spec("pyarrow") else "jsonl"
+    out.print(f"next: msgstore messages {path}, or: msgstore convert {path} NAME.{ending}", "dim")
     finish(out, path, damage, [queue.info for queue in found if not queue.info.read])
 
 

@@ -34,7 +34,7 @@ from msgstore.contract import (
 )
 from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
-from msgstore.engine.opening import check_observers
+from msgstore.engine.opening import check_observers, load_config
 from msgstore.files import Files
 from msgstore.plugins.catalogue import NOUNS, Catalogue, load_catalogue
 from msgstore.plugins.loader import Provider
@@ -53,7 +53,7 @@ def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
       msgstore plugins
       msgstore plugins --check --json
     """
-    catalogue = load_catalogue(read_config(config_file).disabled if config_file else ())
+    catalogue = load_config(config_file).catalogue if config_file else load_catalogue()
     problems = [*catalogue.problems(), *(_unusable(catalogue) if check else ())]
     installed = list(_installed(catalogue))
     if not out.as_json:
@@ -178,7 +178,9 @@ def config() -> None:
 @options.file("--config", "config_file", default=Path("msgstore.toml"), show_default=True, help="The file to check.")
 @options.as_json
 def check(config_file: Path, out: output.Output) -> None:
-    """Check every key, and that every named backend is installed and accepts its options. Opens no store.
+    """Check every key, and that every named backend is installed, accepts its options and fits the directory.
+
+    Reads no segment, and writes nothing.
 
     \b
     Examples:
@@ -268,5 +270,6 @@ def _errors(checks: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
         try:
             run()
         except (MsgStoreError, OSError) as error:
-            errors.append(str(error) if str(error).startswith(where) else f"{where}: {error}")
+            text = str(error)
+            errors.append(text if text.startswith(where) else f"{where}: {text.replace(f'{where} ', '')}")
     return list(dict.fromkeys(errors))

@@ -237,8 +237,8 @@ def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
 
 
 @click.command()
-@click.argument("a", metavar="A", type=options.FILE)
-@click.argument("b", metavar="B", type=options.FILE)
+@options.inputs("a", "A")
+@options.inputs("b", "B")
 @options.body("Compare what this body codec decodes, instead of the stored bodies.")
 @options.records
 @options.runner
