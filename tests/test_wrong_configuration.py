@@ -280,6 +280,12 @@ PREPARED: dict[str, Callable[[Machine], object]] = {
         m.write_store(index="lmdb"),
         m.uninstall("msgstore-lmdb-index"),
     ),
+    "Store opened with another distribution's backend": lambda m: (
+        sealed(m, "acme-seal"),
+        m.write_store(body="seal"),
+        m.uninstall("acme-seal"),
+        sealed(m, "other-seal"),
+    ),
     "Older format over newer segments": lambda m: m.copy_store("mixed_upgrade"),
     "Older segments, and on_legacy refuses them": lambda m: m.copy_store("mixed_upgrade"),
     "Second writer": lambda m: m.keep_open(),
@@ -303,6 +309,41 @@ def test_page_has_all_sections():
 def test_program_prints_the_message_of_page(title, machine):
     PREPARED.get(title, lambda _: None)(machine)
     assert machine.run(SECTIONS[title]) == SECTIONS[title].message
+
+
+SEAL = """
+class Seal:
+    def __init__(self, options): pass
+    def encode(self, msg_id, body): return b"{0}" + body
+    def decode(self, msg_id, stored): return stored.removeprefix(b"{0}")
+    def is_valid(self, msg_id, stored): return stored.startswith(b"{0}")
+"""
+
+
+def sealed(machine: Machine, name: str) -> None:
+    """A codec ``seal`` with the layout of this distribution."""
+    factory = name.replace("-", "_") + "_plugin:Seal"
+    descriptor = f"BodyCodecDescriptor(name='seal', contract=(1, 0), factory={factory!r})"
+    machine.install(name, "1.0", f"{name}-codec", "msgstore_body_codecs", descriptor, head=SEAL.format(name))
+
+
+def test_provider_that_wrote_the_store_stays(machine, caplog):
+    """Of two, the other is to be disabled. By itself, the other reads with a warning, and writes once it is adopted."""
+    sealed(machine, "acme")
+    machine.write_store(body="seal")
+    sealed(machine, "rogue")
+    with pytest.raises(msgstore.PluginError, match=r"provided 2 times.* disabled = \[\"rogue:rogue-codec\"\]"):
+        msgstore.open_store(machine.store)
+    machine.uninstall("acme")
+    said = "the body codec 'seal' is of rogue 1.0 .*, and was of the distribution 'acme'"
+    with pytest.raises(msgstore.StoreMismatch, match=f"{machine.store}: {said}.* open the store once with --adopt"):
+        msgstore.open_store(machine.store)
+    caplog.clear()
+    msgstore.open_store(machine.store, mode="r").close()
+    inputs.find_inputs(msgstore.load_catalogue(), [machine.store])
+    assert [re.search(said, text) is not None for text in caplog.messages] == [True, True]
+    msgstore.open_store(machine.store, adopt=True).close()
+    msgstore.open_store(machine.store).close()
 
 
 @pytest.mark.parametrize(
@@ -419,6 +460,19 @@ def test_factory_not_importable_is_a_problem(machine, factory, said):
     assert said in problem
     assert "'rocks' of acme-rocks 1.4.0" in problem
     assert "cannot be imported" in problem
+
+
+def test_failures_of_plugins_are_one_line_each(machine):
+    """The missing backend may be the one that did not load."""
+    fault = "raise ValueError('first\\nsecond')"
+    rocks(machine, head=fault)
+    descriptor = "BodyCodecDescriptor(name='odd', contract=(1, 0), factory='acme_odd_plugin:odd')"
+    machine.install("acme-odd", "1.0", "odd", "msgstore_body_codecs", descriptor, head=f"def odd(options): {fault}")
+    problems = [row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem"]
+    assert [("ValueError: first" in problem, "\n" in problem) for problem in problems] == [(True, False)] * 2
+    machine.file.write_text(f'{TABLE}gc = "fast"\n')
+    with pytest.raises(msgstore.PluginError, match=r"Try: mend what failed to load \(acme-rocks\)"):
+        msgstore.load_config(machine.file).open("orders")
 
 
 def test_misspelt_record_type_gets_a_suggestion(tmp_path):

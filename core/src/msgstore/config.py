@@ -105,7 +105,8 @@ class StoreConfig:
     writing, ``"migrate"`` rewrites them at opening, and also those of another format of the same generation."""
     adopt: bool = False
     """Open for writing a directory that a broker wrote: one with segments and without ``msgstore.json``. Released RabbitMQ
-    reads the result as long as all segments are ``*.rdq``. Has no effect on any other directory."""
+    reads the result as long as all segments are ``*.rdq``. Also, take a backend of another distribution than the one that
+    ``msgstore.json`` names."""
     durability: Durability = "os"
     """The meaning of a confirm: ``"os"``, passed to the operating system; ``"fsync"``, synced to disk; ``{ fsync_every =
     "100ms" }``, passed to the operating system, and a sync begins at most about that time later."""

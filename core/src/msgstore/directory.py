@@ -86,11 +86,17 @@ class Settings:
     """``kind name`` of each third-party backend to its distribution: what to install if it is missing."""
 
     @property
+    def backends(self) -> list[tuple[str, str]]:
+        """(kind, name) of each backend that the directory was last opened with, and of each third-party one in it."""
+        used = [("index", self.index), ("format", self.format), ("body", self.body)]
+        others = ((kind, name) for kind, _, name in (key.partition(" ") for key in self.distributions))
+        return list(dict.fromkeys([*used, *(("record", name) for name in self.records), *others]))
+
+    @property
     def formats(self) -> list[str]:
         """Names of formats that the directory may have segments of: that of the last opening, and third-party formats found
         then."""
-        kinds = (key.partition(" ") for key in self.distributions)
-        return [self.format, *(name for kind, _, name in kinds if kind == "format" and name != self.format)]
+        return [name for kind, name in self.backends if kind == "format"]
 
 
 def _split(name: str) -> tuple[int, str] | None:

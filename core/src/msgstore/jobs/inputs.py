@@ -15,6 +15,7 @@ import attrs
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, SETTINGS_COPY, DamagedSettings, Settings, read_settings, unread_segments
 from msgstore.engine.open.clean_shutdown import CLEAN
+from msgstore.engine.open.startup import READ_BY_ANOTHER
 from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.detection import reads_messages
 from msgstore.jobs.paths import is_glob, matches, unreadable_directories
@@ -276,7 +277,11 @@ class _Search:
         for store, sizes in self.stores.values():
             try:
                 settings = read_settings(Files(), Path(store))
-                known |= {store: settings} if settings else {}
+                if settings:
+                    known[store] = settings
+                    catalogue = attrs.evolve(self.catalogue, remembered=settings.distributions)
+                    for changed in catalogue.changed_providers(settings.backends):
+                        log.warning(READ_BY_ANOTHER, store, changed)
             except (StoreError, OSError) as error:
                 settings = self._without_settings(Path(store, SETTINGS), error)
             inputs += self._inputs(len(inputs), store, sizes, settings or Settings())

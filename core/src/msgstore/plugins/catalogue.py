@@ -44,6 +44,7 @@ from msgstore.plugins.loader import (
     comes_from_outside,
     extensions_of,
     find_entry_points,
+    first_line,
     load,
     missing_names,
 )
@@ -164,6 +165,17 @@ class Catalogue(Loaded):
             if distribution not in ("msgstore", "?", _KNOWN_DISTRIBUTIONS.get((kind, name)))
         }
 
+    def changed_providers(self, used: Iterable[tuple[str, str]]) -> Iterator[str]:
+        """Yield a text for each (kind, name) of a store that another distribution provides than the one that it remembers."""
+        for kind, name in used:
+            owner, found = self._owner(kind, name), [one.provider for one in self._of(kind) if one.descriptor.name == name]
+            if owner and found and not {_normal(one.distribution) for one in found} & {_normal(owner), "?"}:
+                yield f"the {NOUNS[kind]} {name!r} is of {found[0]}, and was of the distribution {owner!r}"
+
+    def _owner(self, kind: str, name: str) -> str | None:
+        """Return the distribution that a store's directory, or core, knows as the provider of a backend."""
+        return self.remembered.get(f"{kind} {name}") or _KNOWN_DISTRIBUTIONS.get((kind, name))
+
     def known_codec(self, stored: bytes) -> str | None:
         """Return the body codec of a broker whose stored bodies begin like ``stored``, installed or not; None for others."""
         return _KNOWN_BODIES.get(stored[:2])
@@ -263,7 +275,7 @@ class Catalogue(Loaded):
         found = self._registration(descriptor)
         named = [found, *(map(self._registration, types) if frames and not called else ())]
         text = " or ".join(f"the {NOUNS[one.kind]} {one.descriptor.name!r} of {one.provider}" for one in named)
-        text += f" {failed}: {type(error).__name__}: {error}{_place(descriptor, error)}"
+        text += f" {failed}: {first_line(error)}{_place(descriptor, error)}"
         if isinstance(error, OSError) or found.kind == "command":  # nothing that an installation would mend
             return BrokenPlugin(text)
         distributions = " ".join(one.provider.distribution for one in named)
@@ -289,7 +301,9 @@ class Catalogue(Loaded):
             raise self._missing(kind, name, of_format)
         if len(same) > 1:
             listed = "; ".join(str(found.provider) for found in same)
-            disable = "" if kind == "command" else f", or {_disable(same[0].provider)}"  # found before a configuration is read
+            owner = self._owner(kind, name)
+            other = next((found.provider for found in same if found.provider.distribution != owner), same[0].provider)
+            disable = "" if kind == "command" else f", or {_disable(other)}"  # found before a configuration is read
             raise PluginError(
                 f"the {NOUNS[kind]} {name!r} is provided {len(same)} times: {listed}. "
                 f"Keep one: 'pip uninstall' the others' distributions{disable}."
@@ -353,6 +367,9 @@ class Catalogue(Loaded):
         elif distribution:  # anybody may have written it: no line to copy
             message += f" According to the directory, the distribution {distribution!r} provides it: install that only if you "
             message += "trust it."
+        elif self.failures:
+            failed = ", ".join(dict.fromkeys(failure.provider.distribution for failure in self.failures))
+            message += f" Try: mend what failed to load ({failed}), if it provides that, or install the distribution that does."
         else:
             message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
         return PluginError(message)
@@ -365,6 +382,10 @@ def _place(descriptor: Descriptor, error: BaseException) -> str:
         if package_of(frame) == package != "msgstore":
             return f" ({Path(frame.f_code.co_filename).name}:{line})"
     return ""
+
+
+def _normal(distribution: str) -> str:
+    return re.sub("[-_.]+", "-", distribution).lower()
 
 
 def _package(descriptor: Descriptor) -> str:

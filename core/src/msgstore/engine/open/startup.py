@@ -31,6 +31,7 @@ from msgstore.plugins.loader import comes_from_outside
 from msgstore.writer_lock import WriterLock, check_no_writer, read_lock
 
 log = logging.getLogger("msgstore.store")
+READ_BY_ANOTHER = "%s: %s. What it reads may be wrong."
 
 
 class Resources:
@@ -216,6 +217,7 @@ def _look(
     directory = config.path
     remembered = known_settings(files, directory, warns=read_only or lock is not None)
     backends = resolve(config, catalogue, remembered)
+    _check_providers(config, backends, remembered, read_only=read_only)
     formats, ours = backends.formats, backends.write_format.descriptor
     sync: Sync = "never" if config.durability == "os" else "each append" if config.durability == "fsync" else "later"
     segments = Segments(directory, files, formats, sync=sync)
@@ -258,6 +260,7 @@ def look_beside(
     """Return the state of a store beside its writer. Segments and index belong to the writer: nothing is scanned or loaded."""
     remembered = known_settings(files, config.path)
     backends = resolve(config, catalogue, remembered)
+    _check_providers(config, backends, remembered, read_only=True)
     backends.formats.check_all_read(config.path, files.list(config.path), remembered)
     _warn_of_codec(config, remembered)
     segments = Segments(config.path, files, backends.formats)
@@ -266,6 +269,21 @@ def look_beside(
     accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
     resources.callback(index.close, None)
     return OpenDirectory(config, backends, accounting, Recovery("live"), set(), resources, None)
+
+
+def _check_providers(config: StoreConfig, backends: Backends, remembered: Settings | None, *, read_only: bool) -> None:
+    """Refuse a backend of another distribution than the directory remembers, whose layout may be another, unless the
+    configuration adopts it. Readers are only warned."""
+    used = remembered.backends if remembered and not config.adopt else ()
+    for changed in backends.formats.catalogue.changed_providers(used):
+        if read_only:
+            log.warning(READ_BY_ANOTHER, config.path, changed)
+        else:
+            raise StoreMismatch(
+                f"{config.path}: {changed}. Its layout may be another, so the store opens for reading only. Install the "
+                "distribution that wrote the store, and remove the other. If both have the same layout, as after a change of "
+                "name, open the store once with --adopt (adopt=True, adopt = true)."
+            )
 
 
 def _warn_of_codec(config: StoreConfig, remembered: Settings | None) -> None:
