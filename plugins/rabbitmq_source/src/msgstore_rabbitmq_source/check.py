@@ -1,4 +1,4 @@
-"""What a node directory has, what of it can be read, what is lost, and what to do next: as data, and in words."""
+"""Check of a node: the content of its directory, what can be read, what is lost, and what to do next; in words for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a queue's files are final. After a kill, nothing on disk tells an acknowledgement that was not written from none.
+"""Tells queues whose files are final from those of a kill, in which acknowledgements may not have been written.
 
 They are final after a clean stop, and in a queue that nobody used in the last minute before the kill. The second needs the
 times of the files, which a careless copy loses.
