@@ -29,11 +29,11 @@ class QueueDirectory:
     """None: nothing says the name."""
     priority: int | None = None
     version: int = 1
-    """Of the queue index, as ``.queue_name`` says."""
+    """Version of the queue index, as ``.queue_name`` says."""
     is_durable: bool = True
     """False if the tables of the node do not have the queue: a restart deletes it."""
     found_by: str = QUEUE_NAME
-    """Where the name comes from."""
+    """Source of the name: a file, ``the node's tables``, ``a message``, or empty."""
     embedded: int = 0
     shared: int = 0
     """Persistent messages in the index, and in the shared store."""

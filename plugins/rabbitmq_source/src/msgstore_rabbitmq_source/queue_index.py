@@ -27,7 +27,7 @@ class LiveEntry(NamedTuple):
     """File that has the message, and is the origin; the index if the message is in a shared store."""
     offset: int
     size: int
-    """Of the record in that file."""
+    """Bytes of the record in that file."""
     term_offset: int
     term_size: int
     """0: the message is in a shared store."""
