@@ -35,9 +35,14 @@ def test_json_has_size_and_references(store):
     assert json.loads(run(store, "10", "--json").output) == {"id": FIRST.hex(), "size": 6, "refs": 1}
 
 
+def test_store_of_a_configuration_has_a_name(store, tmp_path):
+    (tmp_path / "msgstore.toml").write_text('[stores.mail]\npath = "orders"\n')
+    assert run("mail", "20", "--config", tmp_path / "msgstore.toml").output == f"{SECOND.hex()}\n"
+
+
 def test_missing_store_is_an_error(tmp_path):
     missing = run(tmp_path / "missing", "x")
-    assert (missing.exit_code, "does not exist" in missing.output) == (2, True)
+    assert (missing.exit_code, "no such directory" in missing.output) == (2, True)
 
 
 def test_help_lists_command_of_plugin():

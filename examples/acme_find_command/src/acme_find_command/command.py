@@ -12,18 +12,21 @@ from msgstore.contract import CorruptRecord, MessageNotFound
 
 
 @click.command()
-@click.argument("store", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("store")
 @click.argument("text")
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Configuration in which STORE is a name.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def find(store: Path, text: str, as_json: bool) -> None:
+def find(store: str, text: str, config: Path | None, as_json: bool) -> None:
     """Print the id of each message whose body contains TEXT. Exit code 1 if a message is damaged.
 
     \b
     Examples:
       msgstore find data/orders "pay 10"
+      msgstore find orders "pay 10" --config msgstore.toml
     """
     wanted, damaged = text.encode(), False
-    with msgstore.open_store(store, mode="r") as opened, opened.client() as client:
+    found = msgstore.load_config(config).open(store, mode="r") if config else msgstore.open_store(store, mode="r")
+    with found as opened, opened.client() as client:
         for entry in opened.entries():
             try:
                 body = client.read(entry.msg_id)
@@ -34,7 +37,7 @@ def find(store: Path, text: str, as_json: bool) -> None:
                 damaged = True
                 continue
             if wanted in body:
-                found = {"id": entry.msg_id.hex(), "size": len(body), "refs": entry.references}
-                click.echo(json.dumps(found) if as_json else found["id"])
+                row = {"id": entry.msg_id.hex(), "size": len(body), "refs": entry.references}
+                click.echo(json.dumps(row) if as_json else row["id"])
     if damaged:
         click.get_current_context().exit(1)
