@@ -64,6 +64,10 @@ def test_fields_of_a_format_are_properties(tmp_path):
     """In every environment that tests all cells: acme-stamped-format is installed there."""
     pytest.importorskip("acme_stamped_format")
     filled(tmp_path / "store", [(ID, b"body")], format="stamped")
+    error = command("migrate", tmp_path / "store", "--to", "v2", code=2).stderr
+    assert f"msgstore migrate {tmp_path / 'store'} DEST --to v2" in error
+    copied = command("migrate", tmp_path / "store", tmp_path / "copy", "--to", "v2").stderr
+    assert "written. To keep them: --to stamped" in copied
     assert messages_of(tmp_path / "store")[0]["properties"]["written"] > "2020"
 
 
