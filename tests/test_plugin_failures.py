@@ -15,7 +15,7 @@ import msgstore
 import msgstore.contract
 from msgstore import forking
 from msgstore.contract import BrokenPlugin
-from support import A, B, command, contents, json_of, open_with
+from support import A, B, command, contents, filled, json_of, open_with
 
 FORMAT = "msgstore_format_v2.format:SegmentFormatV2"
 RECORD = "msgstore_format_v2.message:MessageRecord"
@@ -102,6 +102,7 @@ def test_command_names_plugin_that_raises(target, method, arguments, store, monk
     assert f"failed in {called}" in output or "cannot" in output
     assert "RuntimeError: boom" in output
     assert "store" in output.partition("RuntimeError")[0].replace(distribution, "").replace("msgstore", "")
+    assert not Path("new").exists()
 
 
 @pytest.mark.parametrize("method", ["get", "references", "release"])
@@ -215,8 +216,40 @@ def test_command_names_record_type_that_decodes_text(verb, tmp_path, monkeypatch
     assert "failed in decode: TypeError: a body is bytes, not str" in stderr
     with open_with(tmp_path / "store", **AUDITED) as store:
         for call in (lambda: store.read(A), lambda: store.read_many([A])):
-            with pytest.raises(BrokenPlugin, match="'audit' of acme-audit-record.* not str"):
+            with pytest.raises(BrokenPlugin, match=r"'audit' of acme-audit-record.* not str"):
                 call()
+
+
+@pytest.mark.parametrize(
+    ("method", "verb"),
+    [
+        ("is_valid", "scan store --body zstd"),
+        ("is_valid", "salvage store new --body zstd"),
+        ("decode", "get store {A}"),
+        ("decode", "messages store"),
+        ("decode", "messages store --source-option body=zstd"),
+        ("decode", "convert store new --sink jsonl"),
+        ("decode", "verify store"),
+    ],
+)
+@pytest.mark.parametrize("raises", [True, False])
+def test_command_names_codec_that_raises(method, verb, raises, tmp_path, monkeypatch):
+    """Or returns None: no body is damaged."""
+    codec = pytest.importorskip("acme_zstd_body.codec").ZstdBody
+    monkeypatch.chdir(tmp_path)
+    filled(Path("store"), [(A, b"body"), (B, b"body")], body="zstd")
+    if raises:
+        break_method(monkeypatch, "acme_zstd_body.codec:ZstdBody", method)
+    else:
+        monkeypatch.setattr(codec, method, lambda *_: None)
+    done = command(*verb.format(A=A.hex()).split(), code=2)
+    assert re.search(rf"store.*the body codec 'zstd' of acme-zstd-body .* failed in {method}", done.output)
+    assert ("RuntimeError: boom" if raises else "NoneType") in done.output
+    assert "damaged" not in done.output
+    assert "invalid" not in done.output
+    for call in ("read", "read_many") if method == "decode" else ():
+        with open_with(tmp_path / "store", body="zstd") as store, pytest.raises(BrokenPlugin, match=f"^{tmp_path}/store: the"):
+            getattr(store, call)(A if call == "read" else [A, B])
 
 
 def test_policy_with_impossible_plan_is_named(store, monkeypatch):

@@ -462,6 +462,17 @@ def test_factory_not_importable_is_a_problem(machine, factory, said):
     assert "cannot be imported" in problem
 
 
+def test_salvage_without_the_format_makes_nothing(machine):
+    claiming(machine, extension=".blk")
+    machine.store.mkdir()
+    (machine.store / "0.blk").write_bytes(b"records")
+    directory.write_settings(Files(), machine.store, directory.Settings(format="blocks"))
+    machine.uninstall("acme-blocks")
+    done = command("salvage", machine.store, machine.path / "new", code=2)
+    assert f"{machine.store / '0.blk'}: no installed format reads *.blk. No message could be read" in done.stderr
+    assert not (machine.path / "new").exists()
+
+
 def test_failures_of_plugins_are_one_line_each(machine):
     """The missing backend may be the one that did not load."""
     fault = "raise ValueError('first\\nsecond')"

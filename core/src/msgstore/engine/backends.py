@@ -35,8 +35,6 @@ from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import FormatSet, OpenFormat
 from msgstore.scan.formats import OWN_RECORD, assigned_byte, check_bindings
 
-CODEC_FAILED = "codec_failed"
-
 
 @attrs.frozen
 class Backends:
@@ -46,7 +44,7 @@ class Backends:
     write_format: OpenFormat
     codec: BodyCodec
     decode_body: Callable[[bytes, bytes], bytes]
-    """Convert (id, stored body) to the client's body. Raises RecordError, whatever the codec raises."""
+    """Convert (id, stored body) to the client's body. Raises RecordError, and BrokenPlugin if the codec raises another."""
     plain_bodies: bool
     """True if the codec changes nothing."""
     codec_has_options: bool
@@ -90,7 +88,7 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         formats,
         write_format,
         made_codec,
-        _decoder(codec.name, made_codec),
+        _decoder(catalogue, codec, made_codec),
         Capability.PLAIN in codec.capabilities,
         bool(attrs.fields(codec.options)),
         None if Capability.PLAIN in codec.capabilities else _encoder(config, codec.name, made_codec, write_format),
@@ -166,20 +164,20 @@ def too_large(path: Path, size: int, form: OpenFormat) -> MessageTooLarge:
     )
 
 
-def _decoder(name: str, codec: BodyCodec) -> Callable[[bytes, bytes], bytes]:
+def _decoder(catalogue: Catalogue, descriptor: BodyCodecDescriptor, codec: BodyCodec) -> Callable[[bytes, bytes], bytes]:
     decode = codec.decode
 
     def decode_body(msg_id: bytes, stored: bytes) -> bytes:
         try:
             body = decode(msg_id, stored)
+            if not isinstance(body, bytes):
+                raise TypeError(f"a body is bytes, not {type(body).__name__}")
         except (RecordError, MemoryError, ConfigError):
             raise
         except Exception as error:  # third-party code may raise anything
             if comes_from_outside(error):
                 raise
-            raise RecordError(CODEC_FAILED, f"{name} raised {type(error).__name__}: {error}") from error
-        if not isinstance(body, bytes):
-            raise RecordError(CODEC_FAILED, f"{name} returned {type(body).__name__}, not bytes")
+            raise catalogue.broken(descriptor, f"failed in decode of {msg_id.hex()}", error) from error
         return body
 
     return decode_body

@@ -23,7 +23,7 @@ from msgstore.config import Backend, backend_of
 from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.files import Files, stat_regular_file
 from msgstore.jobs.counts import named_counts, sums_of
-from msgstore.jobs.inputs import JobInputs, SegmentInput, SegmentJob, open_input
+from msgstore.jobs.inputs import NO_FORMAT, JobInputs, SegmentInput, SegmentJob, open_input
 from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec, backends_of, batches
 from msgstore.jobs.output.staging_directory import errors
@@ -33,6 +33,7 @@ from msgstore.jobs.reports import Findings, sums
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import TASK_SIZE, ProgressMeter, Run, group_into_tasks, map_segments
 from msgstore.jobs.workers import body_check
+from msgstore.plugins.blame import PLUGIN_FAILED
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 from msgstore.scan.formats import OWN_RECORD, assigned_byte
@@ -308,13 +309,17 @@ def report_of(
 ) -> SalvageReport:
     """Return the report of the job. ``rows`` are by rank; ``names``: some of the missing ids.
 
-    Raises StoreError if a migration would lose messages.
+    Raises PluginError if no message could be read because of a plugin, StoreError if a migration would lose messages.
     """
     report = SalvageReport(job.sources, job.target.path, missing=missing)
     job.found.add_to(report)
     for found, damage in rows:
         report.inputs.append(found)
         report.add_damage(found.path, damage)
+    of_plugins = (span for span in report.damage if PLUGIN_FAILED in span.reason or span.reason.startswith(NO_FORMAT))
+    if not report.messages and (spot := next(of_plugins, None)):
+        reason = spot.reason.removeprefix("unreadable: ")
+        raise PluginError(f"{spot.path}: {reason}. No message could be read, so there is no new store.")
     advice = "Use 'msgstore salvage' to copy what there is."
     if job.complete and missing:
         named = ", ".join([*(name.hex() for name in names), *(["..."] if missing > len(names) else [])])

@@ -10,11 +10,21 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
+from typing import NoReturn
 
 import attrs
 
 from msgstore.config import Backend, backend_of, structure
-from msgstore.contract import BodyCodec, BrokenPlugin, Capability, CheckBody, ConfigError, MsgStoreError, RecordField
+from msgstore.contract import (
+    BodyCodec,
+    BrokenPlugin,
+    Capability,
+    CheckBody,
+    ConfigError,
+    PluginError,
+    RecordError,
+    RecordField,
+)
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import Values
@@ -71,19 +81,25 @@ def body_codec(body: Backend) -> BodyCodec:
 
 def body_check(body: Backend | None) -> CheckBody | None:
     """Return the check that a codec makes of a stored body; None without a codec. Raises PluginError, ConfigError."""
-    return None if body is None else partial(is_valid, body_codec(body))
+    return None if body is None else partial(is_valid, body.name, body_codec(body))
 
 
-def is_valid(codec: BodyCodec, msg_id: bytes, body: bytes) -> bool:
-    """Return True for a valid stored body. An exception of the codec counts as False, so that the job continues."""
+def is_valid(name: str, codec: BodyCodec, msg_id: bytes, body: bytes) -> bool:
+    """Return True for a valid stored body. Raises BrokenPlugin if the codec raises: then the body may be valid."""
     try:
-        return codec.is_valid(msg_id, body)
-    except (MemoryError, MsgStoreError):
-        raise
+        valid = codec.is_valid(msg_id, body)
+        if not isinstance(valid, bool):
+            raise TypeError(f"it returns {type(valid).__name__}, not bool")
     except (Exception, SystemExit) as error:  # a plugin may raise anything
-        if comes_from_outside(error):
-            raise
-        return False
+        _blame(name, "is_valid", error)
+    return valid
+
+
+def _blame(name: str, method: str, error: BaseException) -> NoReturn:
+    """Raise BrokenPlugin, which names a codec, or ``error`` itself if that is no fault of the codec."""
+    if isinstance(error, MemoryError | ConfigError | PluginError) or comes_from_outside(error):
+        raise error
+    raise worker_catalogue().broken(worker_catalogue().body_codec(name), f"failed in {method}", error) from error
 
 
 @attrs.frozen
@@ -93,7 +109,7 @@ class OpenCodec:
     name: str
     fields: tuple[RecordField, ...]
     read: Callable[[bytes, bytes], Values | None]
-    """Returns the values of one stored body, in the order of ``fields``; None if the body is invalid. Never raises."""
+    """Returns the values of one stored body, in the order of ``fields``; None if the body is invalid. Raises BrokenPlugin."""
 
 
 def open_codec(body: str | Backend) -> OpenCodec:
@@ -110,15 +126,20 @@ def open_codec(body: str | Backend) -> OpenCodec:
     with_payload = Capability.PLAIN not in descriptor.capabilities and PAYLOAD.name not in {field.name for field in fields}
 
     def read(msg_id: bytes, stored: bytes) -> Values | None:
+        method = "fields"
         try:
             values = codec.fields(stored) if fields else ()  # type: ignore[attr-defined]  # of a BodyCodecWithFields
             if values is None:
                 return None
-            payload = (bytes(codec.decode(msg_id, stored)),) if with_payload else ()
-            return check_values(f"the body codec {name!r}", fields, values) + payload
-        except (Exception, SystemExit) as error:
-            if comes_from_outside(error):
-                raise
+            values = check_values(f"the body codec {name!r}", fields, values)
+            method = "decode"
+            payload = codec.decode(msg_id, stored) if with_payload else b""
+            if not isinstance(payload, bytes):
+                raise TypeError(f"a body is bytes, not {type(payload).__name__}")
+            return (*values, bytes(payload)) if with_payload else values
+        except RecordError:
             return None
+        except (Exception, SystemExit) as error:
+            _blame(name, method, error)
 
     return OpenCodec(name, (*fields, PAYLOAD) if with_payload else fields, read)

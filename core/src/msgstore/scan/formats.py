@@ -42,6 +42,8 @@ from msgstore.plugins.catalogue import Catalogue
 OWN_RECORD = "message"
 """Name of the record type that every format with TYPED_RECORDS defines, and binds to its byte itself."""
 THIRD_PARTY_BYTES = range(128, 256)
+_NOT_ITS_FAULT = MemoryError, ConfigError, PluginError
+"""Exceptions of a format's calls that are not about it: the last two are of the codec that checks bodies."""
 
 
 @attrs.frozen
@@ -113,7 +115,7 @@ class OpenFormat:
         or the record type that the format has called."""
         found = self.catalogue.descriptors(RecordTypeDescriptor) if self.type_names else ()
         types = [one for one in found if one.format == self.name and one.name in self.type_names.values()]
-        return self.catalogue.attribute_errors(self.descriptor, f"failed in {call}", passing=MemoryError, types=types)
+        return self.catalogue.attribute_errors(self.descriptor, f"failed in {call}", passing=_NOT_ITS_FAULT, types=types)
 
 
 class FormatSet:

@@ -139,7 +139,7 @@ class Reader:
                 if files.epoch == epoch and len(record) == size:
                     body = decode(msg_id, record)
                     return body if plain and body.__class__ is bytes else decode_body(msg_id, body)
-            except (TypeError, KeyError, OSError, ValueError, RecordError):  # ValueError: the map was closed
+            except (TypeError, KeyError, OSError, ValueError, RecordError, BrokenPlugin):  # ValueError: the map was closed
                 pass
             except Exception as error:
                 if (broken := blame(error)) is not None:
@@ -221,7 +221,7 @@ class Reader:
             if fetched is None or len(fetched[1]) != length:
                 continue
             decode, data = fetched
-            with suppress(RecordError):  # the rest of the run is read one by one
+            with suppress(RecordError, BrokenPlugin):  # the rest of the run is read one by one
                 for location, msg_id in run:
                     begin, size = (location >> OFFSET_SHIFT & MASK) - start, location & MASK  # as of ``unpack_location``
                     stored = decode(msg_id, data[begin : begin + size])
