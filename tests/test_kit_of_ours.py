@@ -22,6 +22,7 @@ OURS = {
     "msgstore-ets-index": ["index:ets"],
     "msgstore-lmdb-index": ["index:lmdb"],
     "msgstore-kestrel-journal": ["source:kestrel", "sink:kestrel"],
+    "msgstore-amqp-sink": ["sink:amqp"],
     "msgstore-rabbitmq-source": ["source:rabbitmq", "command:rabbitmq"],
     "msgstore-rocketmq-log": ["source:rocketmq", "sink:rocketmq"],
     "msgstore-prometheus-observer": ["observer:msgstore-prometheus-observer"],

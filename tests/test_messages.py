@@ -737,6 +737,7 @@ def test_layout_that_is_not_there_is_refused(tmp_path, name, told):
     [
         ("amqp://user:pass%40@host:5672/v", "amqp://user:***@host:5672/v"),
         ("amqps://user@host", "amqps://user@host"),
+        ("amqp://u:se/cr@et@h", "amqp://u:***@h"),
         ("amqp://host/a:b@c", "amqp://host/a:b@c"),
         ("dir/a:b@c", "dir/a:b@c"),
     ],

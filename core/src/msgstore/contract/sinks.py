@@ -41,6 +41,8 @@ class SinkDescriptor(Descriptor):
     schemes: tuple[str, ...] = ()
     """Schemes of URLs that select it, such as ``amqp``. A sink with schemes writes to a service. What is sent there cannot be
     taken back: after a kill, the messages since the last flush are sent again."""
+    changeable: tuple[str, ...] = ()
+    """Names of options that may be others when an interrupted conversion continues, such as a rate."""
     raw: bool = False
     """True if the sink uses ``raws`` of the batches."""
     accepts: str = attrs.field(default="", validator=matches_re(r"|[A-Za-z_][\w.]*:[A-Za-z_]\w*"))

@@ -30,6 +30,7 @@ from msgstore.testing.segments import (
     Compacted,
     check_anything,
     check_scan,
+    check_times,
     check_values,
     expected,
     made,
@@ -92,6 +93,7 @@ class SegmentFormatTests(RoundTripTests):
         """A failure means that ``fields`` does not give one value for each of the descriptor's, of its kind or None; or raises
         for a record, or anything but RecordError for a changed one that a scan still finds."""
         subject.needs(Capability.FIELDS)
+        check_times(subject.descriptor.fields, form, form.fields)
         data, placed = written(form, messages)
         for entry in placed:
             record = data[entry.offset : entry.end]

@@ -21,7 +21,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgstore.contract import RESCUED_KEY, Capability, Index, IndexContext, IndexDescriptor
 from msgstore.files import Files
 from msgstore.locations import NUMBER_SHIFT, pack_location
-from msgstore.testing.faults import Listing, RecordingFiles, fail_syncs, listing
+from msgstore.testing.faults import Listing, RecordingFiles, fail_syncs, file_size_limit, listing
 from msgstore.testing.index_model import (
     IDS,
     NOTHING,
@@ -106,9 +106,11 @@ class IndexTests(KitTests):
         assert found == sorted(found, key=locations.index), "get gave a location from before the last one"
         index.close(None)
 
-    def test_changes_while_a_commit_runs(self, place: IndexDirectory) -> None:
+    @pytest.mark.parametrize("fails", [False, True], ids=["", "and fails"])
+    def test_changes_while_a_commit_runs(self, place: IndexDirectory, fails: bool) -> None:
         """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
-        entries and the state are not those of any ``freeze``. A second thread changes entries in the midst of the commit."""
+        entries and the state are not those of any ``freeze``. A second thread changes entries in the midst of the commit. Or
+        that one that fails, because no file can grow, drops what is frozen meanwhile: the next one writes it, too."""
         place.subject.needs(Capability.PERSISTENT)
         index = opened(place)
         index.freeze(STATE)
@@ -127,7 +129,13 @@ class IndexTests(KitTests):
                 frozen.append(({**STATE, ROUND: b"%d" % changes}, entries_of(index)))
 
         change()
-        LineInterleaver(change).run(index.commit)
+        if fails:
+            with file_size_limit(0), contextlib.suppress(OSError):
+                LineInterleaver(change).run(index.commit)
+            index.commit()
+            assert place.copy().saved() == frozen[-1], "what was frozen while a commit failed is not written by the next one"
+        else:
+            LineInterleaver(change).run(index.commit)
         assert place.copy().saved() in frozen, "what a commit has written are not the entries and the state of one freeze"
         index.freeze({})
         last = {**frozen[-1][0]}, entries_of(index)
@@ -137,6 +145,21 @@ class IndexTests(KitTests):
         index.freeze({ROUND: None})
         index.commit()
         assert ROUND not in place.copy().saved()[0], "a key that was set and then removed before one commit is there again"
+        index.close(None)
+
+    def test_what_freeze_sets_aside(self, place: IndexDirectory) -> None:
+        """A failure means that ``freeze`` keeps the mapping that it is given instead of a copy, or that ``clear`` leaves to the
+        next commit what is set aside."""
+        place.subject.needs(Capability.PERSISTENT)
+        index, given = opened(place), dict(STATE)
+        index.freeze(given)
+        given[b"key"] = b"later"
+        index.commit()
+        assert place.copy().saved() == (STATE, ENTRIES), "a change of the mapping after freeze is written"
+        index.freeze({b"key": b"later"})
+        index.clear()
+        index.commit()
+        assert place.copy().saved() in (NOTHING, (STATE, ENTRIES)), "a commit after clear writes what was set aside before it"
         index.close(None)
 
     def test_a_damaged_snapshot_is_refused(self, place: IndexDirectory) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import FrameType
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 Batch = list[tuple[bytes, bytes]]
@@ -30,9 +30,13 @@ _SUPPRESSED = (
 )
 
 
-def tried(examples: int) -> settings:
-    """Settings with the same examples in each run, so that the result for one backend does not change."""
-    return settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=_SUPPRESSED)
+def tried(examples: int, *, shortened: bool = True) -> settings:
+    """Settings with the same examples in each run, so that the result for one backend does not change. ``shortened``: False
+    where an example takes so long that the search for the shortest one would take minutes."""
+    return settings(
+        max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=_SUPPRESSED,
+        phases=[phase for phase in settings().phases if shortened or phase is not Phase.shrink],
+    )  # fmt: skip
 
 
 bodies = st.one_of(
@@ -123,6 +127,28 @@ def peak_of(call: Callable[[], object]) -> int:
     finally:
         if started:
             tracemalloc.stop()
+
+
+CLOCKS = {"time", "time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+"""Qualified names of functions of ``time`` and ``datetime`` that tell the time of the machine."""
+
+
+def clocks_of(backend: object, call: Callable[[], object]) -> set[str]:
+    """Return the functions that tell time, and that modules beside that of the backend's class call during ``call``."""
+    packages = tuple(cls.__module__.rpartition(".")[0] or cls.__module__ for cls in type(backend).__mro__)
+    asked = set[str]()
+
+    def note(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and frame.f_globals.get("__name__", "").startswith(packages):
+            asked.update({getattr(called, "__qualname__", "")} & {*CLOCKS, "monotonic", "monotonic_ns"})
+
+    usual = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(usual)
+    return asked
 
 
 # -- threads --------------------------------------------------------------------------------------------------------------

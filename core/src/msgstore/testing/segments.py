@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, zip_longest
 from random import Random
 from typing import Any, NamedTuple, get_args
@@ -29,6 +29,8 @@ from msgstore.testing.probes import Batch, numbered
 from msgstore.testing.subjects import Subject
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
+_IN_1980 = 10 * 366 * 86400 * 10**9
+"""Nanoseconds since the epoch."""
 UNASSIGNED = 200
 """Type byte of a record type that has no assigned one."""
 Row = tuple[bytes, int, int]
@@ -103,6 +105,14 @@ def shown(body: bytes) -> str:
 
 def check_body(found: bytes, body: bytes, what: str) -> None:
     assert found == body, f"{what} gives {shown(found)}; written was {shown(body)}"
+
+
+def outcome(form: Any, msg_id: bytes, stored: bytes) -> object:
+    """Return what ``decode`` of a format or a codec gives, or the reason for which it refuses."""
+    try:
+        return form.decode(msg_id, stored)
+    except RecordError as error:
+        return error.reason
 
 
 def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: Sequence[Placed]) -> None:
@@ -189,6 +199,15 @@ def check_values(fields: Sequence[Any], values: object) -> None:
         if value is not None:
             assert type(value) is _KINDS[field.kind], f"{field.name} is {value!r}, and said to be of kind {field.kind}"
             assert not isinstance(value, int) or -(2**63) <= value < 2**63, f"{field.name} does not fit into 64 bits"
+
+
+def check_times(fields: Sequence[Any], form: SegmentFormat, fields_of: Callable[[bytes], tuple[object, ...]]) -> None:
+    """A field of the kind ``time``, of a record that was just written with a body of zeros, has nanoseconds."""
+    data, (record,) = written(form, numbered(1, bytes(64)))
+    with contextlib.suppress(RecordError):
+        for field, value in zip(fields, fields_of(data[record.offset : record.end]), strict=True):
+            is_right = field.kind != "time" or not isinstance(value, int) or value == 0 or value > _IN_1980
+            assert is_right, f"{field.name} is {value}: times are in nanoseconds since the epoch"
 
 
 # -- compaction in place --------------------------------------------------------------------------------------------------

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msgstore.contract import Capability, MessageBatch, QueueName, SinkContext
+from msgstore.contract import Capability, MessageBatch, MsgStoreError, QueueName, SinkContext, SinkDescriptor
+from msgstore.testing.faults import fail_syncs
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.sources import tree
 from msgstore.testing.subjects import Subject
 
 BODIES = (b"", b"text", bytes(range(256)), b"\xff" * 5000, "ümlaut\n".encode(), b"\0")
 
+NEAR = b"|\0|a|A|a |a\0|a\n|a\r\n|\xfe|\xff".split(b"|")
+"""Bodies that differ, and are the same once something is left out."""
 
-def sample_batch(queue: str, first: int, count: int) -> MessageBatch:
-    """Return messages of one queue, with bodies of many kinds."""
+
+def sample_batch(queue: str, first: int, count: int, body: bytes | None = None) -> MessageBatch:
+    """Return messages of one queue, with bodies of many kinds, or with this one."""
     numbers = range(first, first + count)
     return MessageBatch(
         name=QueueName("kit", queue=queue),
-        bodies=[BODIES[number % len(BODIES)] + b"%d" % number for number in numbers],
+        bodies=[BODIES[number % len(BODIES)] + b"%d" % number if body is None else body for number in numbers],
         positions=numbers,
         states=["ready"] * count,
         files=["kit"] * count,
@@ -45,12 +51,15 @@ class SinkTests(KitTests):
 
     def test_an_interrupted_conversion_has_the_same_result(self, subject: Subject, place: Path, tmp_path: Path) -> None:
         """A failure means that messages are lost or written twice when a conversion continues after a crash, at a flush or at
-        the end: what was written after the last flush is discarded, and ``finish`` can be called again."""
+        the end: what was written after the last flush is discarded, and ``finish`` can be called again. Or that a later flush
+        changes the token of an earlier one."""
         parts = [sample_batch("a", 0, 20), sample_batch("a", 20, 20), sample_batch("b", 0, 20)]
-        whole = self._sink(subject, place, None)
+        whole, tokens = self._sink(subject, place, None), []
         for part in parts:
             whole.write(accepted(whole, part))
-            whole.flush()
+            flushed = whole.flush()
+            tokens.append((flushed, dict(flushed)))
+        assert all(flushed == was for flushed, was in tokens), "a flush changes the token of the one before"
         whole.finish()
         whole.close()
         (tmp_path / "two").mkdir()
@@ -71,15 +80,16 @@ class SinkTests(KitTests):
         assert contents(other) == contents(place)
 
     def test_parts_are_joined_in_their_order(self, subject: Subject, place: Path, tmp_path: Path) -> None:
-        """A failure means that a conversion on several machines loses messages, or changes their order."""
+        """A failure means that a conversion on several machines loses messages, or changes their order, which is that of the
+        call. Or that a part that is not complete, or not there, raises something else than StoreError or OSError."""
         if Capability.JOINS not in subject.descriptor.capabilities:
             skip_without("joined parts")
         (tmp_path / "parts").mkdir()
         batches = [sample_batch("a", 0, 20), sample_batch("a", 20, 20), sample_batch("b", 0, 20)]
         whole, parts = self._sink(subject, place, None), []
         for number, batch in enumerate(batches):
-            part = self._sink(subject, tmp_path / "parts" / str(number), None)
-            parts.append(str(tmp_path / "parts" / str(number)))
+            parts.append(str(tmp_path / "parts" / str(9 - number)))
+            part = self._sink(subject, Path(parts[-1]), None)
             for sink in (part, whole):
                 sink.write(accepted(sink, batch))
                 sink.flush()
@@ -93,6 +103,40 @@ class SinkTests(KitTests):
             sink.finish()
             sink.close()
         assert contents(tmp_path / "joined") == contents(place)
+        unfinished = self._sink(subject, tmp_path / "unfinished", None)
+        unfinished.write(accepted(unfinished, batches[0]))
+        unfinished.flush()
+        unfinished.close()
+        for number, part in enumerate(("unfinished", "absent")):
+            with closing(self._sink(subject, tmp_path / f"joined{number}", None)) as sink, suppress(MsgStoreError, OSError):
+                sink.join([str(tmp_path / part)])
+
+    def test_different_bodies_are_written_differently(self, subject: Subject, tmp_path: Path, place: Path) -> None:
+        """A failure means that bytes of bodies are left out or changed, such as zeros, or spaces at the end."""
+        found: list[tuple[bytes, object]] = []
+        for number, body in enumerate(NEAR):
+            (tmp_path / str(number)).mkdir()
+            target = tmp_path / str(number) / "content"
+            sink = self._sink(subject, target, None)
+            batch = accepted(sink, sample_batch("a", 0, 1, body))
+            sink.write(batch)
+            sink.flush()
+            sink.finish()
+            sink.close()
+            made = contents(target, 2**20)
+            same = [other for other, there in found if there == made]
+            assert not (len(batch) and same), f"{body!r} is written as {same[0]!r} is"
+            found += [(body, made)] * len(batch)
+
+    def test_a_flush_waits_for_the_disk(self, subject: Subject, place: Path) -> None:
+        """A failure means that a power loss can undo a ``flush``: it succeeds in a process in which every fsync, fdatasync,
+        msync and syncfs fails."""
+        context = self._context(subject, place, None)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            flushed = pool.submit(_flush_without_syncs, subject.descriptor, context).result()
+        if flushed is None:
+            skip_without("a system that can fail syncs")
+        assert not flushed, "flush returns although no sync succeeds"
 
     def test_what_is_refused_is_not_written(self, subject: Subject, place: Path) -> None:
         """A failure means that ``refused`` writes, or that it does not say the same twice: the counts of a conversion would be
@@ -114,10 +158,25 @@ class SinkTests(KitTests):
         sink.close()
         assert place.exists()
 
-    def _sink(self, subject: Subject, place: Path, token: Any) -> Any:
+    def _context(self, subject: Subject, place: Path, token: Any) -> SinkContext:
         target = str(place.parent / "target")
-        context = SinkContext(destination=str(place), target=target, options=subject.made_options, token=token)
-        return subject.make(context)
+        return SinkContext(destination=str(place), target=target, options=subject.made_options, token=token)
+
+    def _sink(self, subject: Subject, place: Path, token: Any) -> Any:
+        return subject.make(self._context(subject, place, token))
+
+
+def _flush_without_syncs(descriptor: SinkDescriptor, context: SinkContext) -> bool | None:
+    """Return True if ``flush`` succeeds although each sync fails, None if the system cannot let syncs fail."""
+    sink = descriptor.load_factory()(context)
+    sink.write(accepted(sink, sample_batch("a", 0, 20)))
+    if not fail_syncs():
+        return None
+    try:
+        sink.flush()
+    except (MsgStoreError, OSError):
+        return False
+    return True
 
 
 def accepted(sink: Any, batch: MessageBatch) -> MessageBatch:
@@ -125,12 +184,16 @@ def accepted(sink: Any, batch: MessageBatch) -> MessageBatch:
     return batch.take([row for row in range(len(batch)) if row not in refused])
 
 
-def contents(place: Path) -> dict[str, object]:
-    """Return the files, or the messages if they are a store: its files name the time."""
+def contents(place: Path, size: int = -1) -> dict[str, object]:
+    """Return the first bytes of the files, or the messages if they are a store: its files name the time."""
     import msgstore
 
     if place.is_dir() and (place / "msgstore.json").exists():
         with msgstore.open_store(place, mode="r") as store:
             return {entry.msg_id.hex(): (entry.references, store.stored_body(entry)) for entry in store.entries()}
     files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-    return {str(path.relative_to(place)): path.read_bytes() for path in files}
+    found: dict[str, object] = {}
+    for path in files:
+        with path.open("rb") as file:
+            found[str(path.relative_to(place))] = file.read(size)
+    return found

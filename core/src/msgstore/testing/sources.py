@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +21,15 @@ from msgstore.contract.messages import CERTAINTIES
 from msgstore.jobs.messages.rows import rows_of
 from msgstore.jobs.messages.sources import SourceSpec, open_source
 from msgstore.testing.plugin import KitTests
-from msgstore.testing.probes import within
+from msgstore.testing.probes import CLOCKS, clocks_of, within
 from msgstore.testing.subjects import Subject
 
 NOW_MS = 1_700_000_000_000
+_NAMES = """import pickle, sys; from msgstore.jobs.messages.sources import open_source
+with open_source(*pickle.load(sys.stdin.buffer)) as source: print(ascii([str(info.name) for info in source.queues()]))"""
+"""Program that prints the names of queues."""
+Place = tuple[str, int]
+"""File and offset of a record."""
 _CUTS = 24
 """Damaged versions of each file of the sample."""
 
@@ -86,6 +95,13 @@ class SourceTests(KitTests):
         with opened(subject, sample) as another:
             assert [info.name for info in another.queues() if info.read] == names, "another object gives other queues"
 
+    def test_no_clock_is_asked(self, subject: Subject, sample: Path) -> None:
+        """A failure means that messages expire by the clock of the machine, not by ``now_ms``: a conversion that continues
+        gives them other states."""
+        with opened(subject, sample) as source:
+            clocks = clocks_of(source, lambda: list(batches(subject, sample))) & CLOCKS
+        assert not clocks, f"the source asks the clock of the machine: {', '.join(clocks)}"
+
     def test_raw_records_are_given_if_asked_for(self, subject: Subject, sample: Path) -> None:
         """A failure means that what a message came from cannot be kept."""
         assert all(batch.raws is None for batch in batches(subject, sample)), "raws without being asked for"
@@ -98,14 +114,26 @@ class SourceTests(KitTests):
         list(batches(subject, sample))
         assert tree(tmp_path) == before
 
+    def test_queues_have_one_order_in_all_processes(self, subject: Subject, sample: Path) -> None:
+        """A failure means that queues are in the order of a set, which differs between processes: a conversion that another
+        process continues loses messages or has some twice."""
+        spec, catalogue = spec_of(subject, sample), attrs.evolve(subject.catalogue, observers=())  # those cannot be pickled
+        with open_source(spec, catalogue) as source:
+            names = [str(info.name) for info in source.queues()]
+        variables = [os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed} for seed in "123"]
+        for environment in variables if len(names) > 1 else ():
+            command, given = [sys.executable, "-c", _NAMES], pickle.dumps((spec, catalogue))
+            done = subprocess.run(command, input=given, env=environment, stdout=subprocess.PIPE, check=True)
+            assert done.stdout.decode().strip() == ascii(names), "another process gives other queues"
+
     def test_damage(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
         """A failure means that damaged files stop everything, hang, give a body that was never there for a record that was, or
-        are not where the damage says."""
-        there = {
-            (row["origin"]["file"], row["origin"]["offset"]): row
-            for batch in batches(subject, sample)
-            for row in rows_of(batch)
-        }
+        are not where the damage says; that a range of positions has other messages than the same positions of all; or that a
+        wrong byte costs all messages of a queue, and there is no error, no damage, and nothing more that is not read."""
+        whole = list(batches(subject, sample))
+        there = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
+        queues = {batch.name: places_of(each for each in whole if each.name == batch.name) for batch in whole}
+        _, unread = self._read(subject, sample, there, "the sample") or (None, 0)
         files = [sample] if sample.is_file() else sorted(path for path in sample.rglob("*") if path.is_file())
         for file in files:
             content = file.read_bytes()
@@ -114,29 +142,47 @@ class SourceTests(KitTests):
                 for spoilt in (content[:at], content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :]):
                     file.write_bytes(spoilt)
                     with within():
-                        self._read(subject, sample, there, f"{file.name}, byte {at}")
+                        left, more_unread = self._read(subject, sample, there, f"{file.name}, byte {at}") or (None, 0)
+                    if left is not None and len(spoilt) == len(content) and more_unread <= unread:
+                        gone = [str(name) for name, places in queues.items() if len(places) > 1 and not places & left]
+                        assert not gone, f"{file.name}, byte {at}: {', '.join(gone)} has no message any more, and no damage"
             file.write_bytes(content)
 
-    def _read(self, subject: Subject, sample: Path, there: dict[tuple[str, int], dict[str, Any]], where: str) -> None:
+    def _read(self, subject: Subject, sample: Path, there: dict[Place, Any], where: str) -> tuple[set[Place], int] | None:
+        """Return the places of all messages, and how many parts are not read; None after an error, or if there is damage."""
         try:
             with opened(subject, sample) as source:
-                found = [item for info in source.queues() if info.read for item in source.messages(info.name, 0, None)]
+                infos = list(source.queues())
+                found = list[MessageBatch | SourceDamage]()
+                for name in (info.name for info in infos if info.read):
+                    items = list(source.messages(name, 0, None))
+                    positions = [position for item in items if isinstance(item, MessageBatch) for position in item.positions]
+                    middle = positions[len(positions) // 2] if positions else 1
+                    halves = rows([*source.messages(name, 0, middle), *source.messages(name, middle, None)])
+                    assert halves == rows(items), f"{where}: read from {middle} on, {name} has other messages"
+                    found += items
                 damage = [item for item in found if isinstance(item, SourceDamage)] + list(source.damage())
         except PluginError:
             raise
         except MsgStoreError:
-            return
+            return None
         check_places([*found, *damage], sample, where)
         for batch in found:
             for row in rows_of(batch) if isinstance(batch, MessageBatch) else ():
                 was = there.get((row["origin"]["file"], row["origin"]["offset"]))
                 if row["verified"] and was is not None and was["sha256"] != row["sha256"]:
                     assert damage, f"{where}: another body is called verified"
+        left = places_of(item for item in found if isinstance(item, MessageBatch))
+        return None if damage else (left, sum(not info.read for info in infos))
+
+
+def spec_of(subject: Subject, path: Path, *, raw: bool = False) -> SourceSpec:
+    return SourceSpec(str(path), Backend(subject.name, subject.options), NOW_MS, raw)
 
 
 def opened(subject: Subject, path: Path, *, raw: bool = False) -> Any:
     """Return a context with a source for a path."""
-    return open_source(SourceSpec(str(path), Backend(subject.name, subject.options), NOW_MS, raw), subject.catalogue)
+    return open_source(spec_of(subject, path, raw=raw), subject.catalogue)
 
 
 def batches(subject: Subject, path: Path, *, raw: bool = False) -> Iterator[MessageBatch]:
@@ -150,7 +196,11 @@ def batches(subject: Subject, path: Path, *, raw: bool = False) -> Iterator[Mess
         assert not list(source.damage()), "the sample is damaged"
 
 
-def rows(items: Iterator[MessageBatch | SourceDamage]) -> list[dict[str, Any]]:
+def places_of(batches: Iterable[MessageBatch]) -> set[Place]:
+    return {place for batch in batches for place in zip(batch.files, batch.offsets, strict=True)}
+
+
+def rows(items: Iterable[MessageBatch | SourceDamage]) -> list[dict[str, Any]]:
     return [row for item in items if isinstance(item, MessageBatch) for row in rows_of(item)]
 
 

@@ -47,6 +47,7 @@ def msgstore_sinks() -> Iterable[SinkDescriptor]:
             contract=(1, 0),
             factory="msgstore_amqp_sink.sink:AmqpSink",
             schemes=("amqp", "amqps"),
+            changeable=("rate", "anyway", "blocked_timeout", "management"),
             options=AmqpSinkOptions,
             summary="queues of RabbitMQ, or another broker of AMQP 0-9-1",
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class ConvertJob:
     mark_duplicates: bool = False
     journal: Path | None = None
     """Set if the destination is a URL."""
+    changeable: tuple[str, ...] = ()
+    """Options of the sink that may be others when the conversion continues."""
     restart: bool = False
     dry_run: bool = False
     """Everything is read and checked, and nothing is written."""
@@ -47,7 +50,7 @@ class ConvertJob:
         return {
             "source": [self.source.source.name, _digest(self.source.source), str(Path(self.source.path).resolve())],
             CONTENT: _fingerprint(Path(self.source.path)),
-            "sink": [self.sink.name, _digest(self.sink)],
+            "sink": [self.sink.name, _digest(self.sink, self.changeable)],
             "destination": self.target,
             "selection": attrs.asdict(self.selection),
             "--rename": dict(self.rename),
@@ -58,16 +61,13 @@ class ConvertJob:
 
 def without_password(destination: str) -> str:
     """Return a URL with asterisks for its password, and a path as it is."""
-    scheme, separator, rest = destination.partition("://")
-    host, slash, path = rest.partition("/")
-    login, at, address = host.rpartition("@")
-    user, colon, _ = login.partition(":")
-    return f"{scheme}://{user}:***{at}{address}{slash}{path}" if separator and colon else destination
+    return re.sub(r"^(\w+://[^:/@]*:).*@", r"\1***@", destination)  # greedy: a password may have "/" and "@" by mistake
 
 
-def _digest(backend: Backend) -> str:
+def _digest(backend: Backend, without: Collection[str] = ()) -> str:
     """Return a hash of the options: these may have secrets, and a journal is a file."""
-    return hashlib.sha256(encode(backend.options).encode()).hexdigest()
+    options = {name: value for name, value in backend.options.items() if name not in without}
+    return hashlib.sha256(encode(options).encode()).hexdigest()
 
 
 def _fingerprint(path: Path) -> str:
@@ -135,7 +135,9 @@ def plan_convert(
     spec = source_spec(catalogue, path, source, raw=raw or descriptor.raw, accepts=accepts, now_ms=now_ms)
     if accepts is None and descriptor.accepts and spec.source.name == chosen.name:
         spec = attrs.evolve(spec, accepts=tuple(sorted(descriptor.load_accepts()(options))))
-    return ConvertJob(spec, chosen, destination, selection, rename or {}, journal=journal, **choices)
+    return ConvertJob(
+        spec, chosen, destination, selection, rename or {}, journal=journal, changeable=descriptor.changeable, **choices
+    )
 
 
 def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:

@@ -160,7 +160,8 @@ class Conversion:
                 self._selected += len(item)
                 self._write(counts, item)
                 self.meter.add(sum(item.sizes))
-                if self._held >= FLUSH_BYTES or self._messages >= FLUSH_MESSAGES:
+                is_service = self.job.journal is not None  # what is sent there cannot be taken back
+                if is_service or self._held >= FLUSH_BYTES or self._messages >= FLUSH_MESSAGES:
                     self._flush(number, item.positions[-1] + 1)
             elif item not in self._known:
                 self.report.damage.append(item)
