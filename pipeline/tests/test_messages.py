@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 import msgstore
 from msgstore.cli.main import main
@@ -18,7 +20,7 @@ from msgstore.config import Backend
 from msgstore.contract import ConfigError
 from msgstore.contract.messages import SourceDamage
 from msgstore.jobs.messages import parallel
-from msgstore.jobs.messages.columns import record_batch
+from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.selection import select, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore_spark import messages
@@ -55,6 +57,15 @@ def test_rows_are_those_of_core(spark, name):
     assert rows_of(df) == expected
 
 
+@pytest.mark.parametrize("schema", ["queue string, size bigint", "Queue string NOT NULL, SIZE bigint NOT NULL, raw binary"])
+def test_schema_by_hand_gives_these_columns(spark, schema):
+    expected = [(row["queue"], row["size"]) for row in rows_of_core("kestrel", SOURCES["kestrel"])]
+    df = spark.read.format("msgstore").option("source", "kestrel").schema(schema).load(str(SOURCES["kestrel"]))
+    assert sorted(row[:2] for row in df.collect()) == sorted(expected)
+    with pytest.raises(PySparkException, match="the column 'size' is bigint, not int; cast it after"):
+        spark.read.format("msgstore").option("source", "kestrel").schema("size int").load(str(SOURCES["kestrel"])).count()
+
+
 def test_selection_is_that_of_the_command(spark):
     df = spark.read.format("msgstore").options(source="kestrel", queue="roll*").load(str(SOURCES["kestrel"]))
     rows = rows_of_core("kestrel", SOURCES["kestrel"], queues=("roll*",))
@@ -69,7 +80,7 @@ def test_split_queue_has_each_message_once(monkeypatch, size):
     monkeypatch.setattr(parallel, "TASK_MESSAGES", size)
     monkeypatch.setattr(parallel, "MAX_PARTS", 1000)
     options = MessageOptions.of({"path": str(SOURCES["rocketmq"]), "source": "rocketmq", "state": "all"})
-    reader = MessageReader(options, messages.MESSAGES.names)
+    reader = MessageReader(options, from_arrow_schema(MESSAGES))
     parts = list(reader.partitions())
     found = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
     assert len(parts) > 1
@@ -102,7 +113,8 @@ def test_failfast_names_the_damage(spark):
 
 
 def test_missing_plugin_of_executor_names_host(monkeypatch):
-    reader = MessageReader(MessageOptions.of({"path": str(SOURCES["kestrel"]), "source": "kestrel"}), ["queue"])
+    options = MessageOptions.of({"path": str(SOURCES["kestrel"]), "source": "kestrel"})
+    reader = MessageReader(options, StructType().add("queue", "string"))
     part, *_ = reader.partitions()
     without = msgstore.load_catalogue(["msgstore-kestrel-journal:kestrel-journal"])
     monkeypatch.setattr("msgstore.jobs.messages.sources.worker_catalogue", lambda: without)
@@ -111,6 +123,8 @@ def test_missing_plugin_of_executor_names_host(monkeypatch):
         msgstore.PluginError, match=f"{where}no installed plugin provides the source 'kestrel'.*check_executors"
     ):
         list(reader.read(part))
+    with pytest.raises(msgstore.PluginError, match=r"provides 'stork'\. check_executors"), messages.name_host():
+        raise msgstore.PluginError("nothing provides 'stork'. Did you mean 'store'?")
 
 
 def test_stream_of_messages_is_refused(spark):

@@ -209,9 +209,20 @@ def test_table_of_catalog_is_read(spark, load, tmp_path):
         assert spark.table("segments").count() == len(list(store.glob("*.sqs")))
         with pytest.raises(PySparkException, match="keeps its path only if CREATE TABLE has no list of columns"):
             spark.table("listed").count()
+        for statement in ("INSERT INTO messages SELECT * FROM messages", "CREATE TABLE copy USING msgstore AS SELECT 1"):
+            with pytest.raises(PySparkException, match="Tables of the catalog are read only"):
+                spark.sql(statement)
     finally:
         for name in ("messages", "segments", "listed"):
             spark.sql(f"DROP TABLE {name}")
+
+
+def test_schema_by_hand_gives_these_columns(load, tmp_path):
+    store = written(tmp_path / "store", body="erlang")
+    rows = load(store, schema="Offset bigint NOT NULL, payload binary", body="erlang").collect()
+    assert b"message 0" in [row.payload for row in rows]
+    with pytest.raises(PySparkException, match=r"there is no column 'payload'.*such as \.option\(\"body\", \"erlang\"\)"):
+        load(store, schema="payload binary").count()
 
 
 @pytest.mark.parametrize(

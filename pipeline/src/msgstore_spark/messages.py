@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError, PluginError, SourceDamage, StoreError
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
@@ -20,6 +22,7 @@ from msgstore.jobs.messages.sources import SourceSpec, open_source, parse_source
 from msgstore.jobs.paths import is_glob
 from msgstore.jobs.workers import worker_catalogue
 from msgstore_spark.options import parse_options, paths_of
+from msgstore_spark.schemas import columns
 from msgstore_spark.tasks import freeze_imports, join_small
 
 OPTIONS = {
@@ -76,10 +79,11 @@ def _is_true(text: str) -> bool:
 class MessageReader(DataSourceReader):
     """Reader of one query. A task opens the source for itself, and reads a part of one queue."""
 
-    def __init__(self, options: MessageOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: MessageOptions, schema: StructType) -> None:
+        """Raises ConfigError for an unknown column of ``schema``, or one of another type."""
         self._options = options
-        self._names = list(names)
-        """Names of the columns as the query has them."""
+        chosen, self._asked = columns(MESSAGES, schema)
+        self._columns = chosen.names
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the parts of all selected queues."""
@@ -93,14 +97,12 @@ class MessageReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of a part."""
         assert isinstance(partition, MessagePartition)
-        known = {name.lower(): name for name in MESSAGES.names}
-        columns = [known[name.lower()] for name in self._names]
-        with _name_host():
-            for batch in join_small(self._batches(partition, columns)):
-                yield batch.rename_columns(self._names)
+        with name_host():
+            for batch in join_small(self._batches(partition)):
+                yield batch.rename_columns(self._asked.names).cast(self._asked)
         freeze_imports()
 
-    def _batches(self, partition: MessagePartition, columns: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, partition: MessagePartition) -> Iterator[Any]:
         if (part := partition.part) is None:
             return
         selection = attrs.evolve(self._options.selection, first=part.first)
@@ -110,17 +112,18 @@ class MessageReader(DataSourceReader):
                     if self._options.fail_fast:
                         _refuse(self._options.spec.path, item)
                     continue
-                yield record_batch(item, columns)
+                yield record_batch(item, self._columns)
 
 
 @contextmanager
-def _name_host() -> Iterator[None]:
+def name_host() -> Iterator[None]:
     """Name this host and its Python in the error for a plugin that is missing on an executor, and not on the driver."""
     try:
         yield
     except PluginError as error:
         where = f"on {socket.gethostname()} ({sys.executable})"
-        raise type(error)(f"{where}: {error} check_executors(spark) compares all executors with the driver.") from error
+        reason = re.sub(r" Did you mean '[^']*'\?", "", str(error))  # the driver has the plugin
+        raise type(error)(f"{where}: {reason} check_executors(spark) compares all executors with the driver.") from error
 
 
 def _refuse(path: str, damage: SourceDamage | None) -> None:

@@ -101,6 +101,11 @@ class ReadOptions:
         """Return the body codec, or None."""
         return open_codec(self.body) if self.body else None
 
+    def hint(self) -> str:
+        """Return the end of the error for a column that is unknown."""
+        is_plain = self.relation == "records" and not self.body
+        return '. Fields of bodies need their codec, such as .option("body", "erlang")' if is_plain else ""
+
     def find(self) -> JobInputs:
         """Find the segments that exist now. Raises StoreError, ConfigError, and PluginError for one that no plugin here reads:
         its rows would be missing. The relation ``damage`` lists it instead."""
@@ -145,7 +150,10 @@ class WriteOptions:
         given = {key.lower(): value for key, value in options.items()}
         path = given.pop("path", None)
         if not path:
-            raise ConfigError('msgstore: the destination is missing: write .save("DIRECTORY")')
+            raise ConfigError(
+                'msgstore: the destination is missing: write .save("DIRECTORY"). Tables of the catalog are read only: they '
+                "take no INSERT and no AS SELECT"
+            )
         parsed = parse_options(given, WRITE_OPTIONS)
         flags = {name: parsed.pop(name) for name in ("ignore_others", "ignore_existing") if name in parsed}
         return cls(StoreSpec(_local(path), **parsed), **flags)

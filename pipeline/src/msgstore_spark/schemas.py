@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from msgstore.contract import ConfigError
@@ -58,17 +58,21 @@ def constants_of(found: SegmentInput, names: Collection[str]) -> dict[str, objec
     return {name: values.get(name.lower()) for name in names}
 
 
-def columns(full: pa.Schema, schema: StructType) -> pa.Schema:
-    """Return the columns of ``schema``, in its order, with their own names: those of ``schema`` may be in another case.
+def columns(full: pa.Schema, schema: StructType, hint: str = "") -> tuple[pa.Schema, pa.Schema]:
+    """Return the columns of ``schema``, in its order, as ``full`` has them and as the query must get them.
 
-    Raises ConfigError for an unknown column, or one of another type.
+    The query may have names in another case, and columns ``NOT NULL``. Raises ConfigError for an unknown column, with
+    ``hint``, or one of another type.
     """
     names = {name.lower(): name for name in full.names} | {name: name for name in full.names}
-    chosen = project(full, [names.get(name, names.get(name.lower(), name)) for name in schema.fieldNames()])
+    try:
+        chosen = project(full, [names.get(name, names.get(name.lower(), name)) for name in schema.fieldNames()])
+    except ConfigError as error:
+        raise ConfigError(f"msgstore: {error}{hint}") from None
     for ours, theirs in zip(from_arrow_schema(chosen), schema, strict=True):
         if ours.dataType != theirs.dataType:
             raise ConfigError(
                 f"msgstore: the column {ours.name!r} is {ours.dataType.simpleString()}, not {theirs.dataType.simpleString()}; "
                 f"cast it after .load()"
             )
-    return chosen
+    return chosen, to_arrow_schema(schema, timezone="UTC")

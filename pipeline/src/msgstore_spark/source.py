@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 import pyarrow as pa
@@ -79,11 +79,11 @@ class MsgStoreSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if _is_of_messages(given := self._given(schema)):
-            return MessageReader(MessageOptions.of(given), schema.fieldNames())
+            return MessageReader(MessageOptions.of(given), schema)
         options = ReadOptions.of(given)
         found = options.find()
         full, constants = full_schema(options, found)
-        return SegmentReader(options, found, columns(full, schema), schema.fieldNames(), constants)
+        return SegmentReader(options, found, *columns(full, schema, options.hint()), constants)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a new store. In every mode, existing data at the destination is an error."""
@@ -96,7 +96,7 @@ class MsgStoreSource(DataSource):
         if options.relation != "records":
             return NoStream(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
         full, constants = full_schema(options, options.find())
-        return SegmentStreamReader(options, columns(full, schema), schema.fieldNames(), constants)
+        return SegmentStreamReader(options, *columns(full, schema, options.hint()), constants)
 
 
 def _is_of_messages(options: Mapping[str, str]) -> bool:
@@ -118,14 +118,14 @@ class SegmentReader(DataSourceReader):
         options: ReadOptions,
         found: JobInputs,
         schema: pa.Schema,
-        names: Sequence[str] | None = None,
+        asked: pa.Schema | None = None,
         constants: Collection[str] = (),
     ) -> None:
         self._options = options
         self._found = found
         self._schema = schema
-        self._names = list(names or schema.names)
-        """Names of the columns as the query has them."""
+        self._asked = asked or schema
+        """The same columns as the query must get them."""
         self._constants = [name for name in constants if name in schema.names]
         """Names of the columns that are the same for all records of a segment."""
         self._bodies = options.relation != "records" or not _WITHOUT_BODY.issuperset(schema.names)
@@ -140,7 +140,7 @@ class SegmentReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SegmentPartition)
         for batch in join_small(self._batches(partition)):
-            yield batch.select(self._schema.names).rename_columns(self._names)
+            yield batch.select(self._schema.names).rename_columns(self._asked.names).cast(self._asked)
         freeze_imports()
 
     def _batches(self, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import attrs
@@ -55,11 +55,11 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(
-        self, options: ReadOptions, schema: pa.Schema, names: Sequence[str] | None = None, constants: Collection[str] = ()
+        self, options: ReadOptions, schema: pa.Schema, asked: pa.Schema | None = None, constants: Collection[str] = ()
     ) -> None:
         self._options = options
         self._schema = schema
-        self._names = list(names or schema.names)
+        self._asked = asked or schema
         self._constants = [name for name in constants if name in schema.names]
         self._seen: dict[str, tuple[int, int]] = {}
         """Files without new records, as of ``poll``."""
@@ -131,7 +131,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 constants=constants_of(found, self._constants),
                 fail_fast=self._options.fail_fast,
             ):
-                yield batch.rename_columns(self._names)
+                yield batch.rename_columns(self._asked.names).cast(self._asked)
 
 
 def _limit_to(position: TailPosition, target: TailPosition) -> TailPosition:
