@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgstore
 import msgstore.contract
 from msgstore import forking
 from msgstore.contract import BrokenPlugin
-from support import A, B, command, contents, filled, json_of, open_with
+from support import A, B, C, command, contents, filled, json_of, open_with
 
 FORMAT = "msgstore_format_v2.format:SegmentFormatV2"
 RECORD = "msgstore_format_v2.message:MessageRecord"
@@ -250,6 +251,16 @@ def test_command_names_codec_that_raises(method, verb, raises, tmp_path, monkeyp
     for call in ("read", "read_many") if method == "decode" else ():
         with open_with(tmp_path / "store", body="zstd") as store, pytest.raises(BrokenPlugin, match=f"^{tmp_path}/store: the"):
             getattr(store, call)(A if call == "read" else [A, B])
+
+
+def test_command_that_cannot_close_says_so_once(store):
+    """In a program of its own: at its end the store, which is still open, would warn once more."""
+    code = (
+        "from msgstore_format_v2.format import SegmentFormatV2 as V2\nfrom msgstore.cli.main import main\n"
+        "V2.encode = lambda *_: None\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "put", store, C.hex()], input=b"body", capture_output=True)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
 
 
 def test_policy_with_impossible_plan_is_named(store, monkeypatch):

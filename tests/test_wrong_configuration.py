@@ -166,6 +166,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine(tmp_path, monkeypatch)
+    made.close()  # what other tests have cached
     yield made
     made.close()
 
@@ -471,6 +472,28 @@ def test_salvage_without_the_format_makes_nothing(machine):
     done = command("salvage", machine.store, machine.path / "new", code=2)
     assert f"{machine.store / '0.blk'}: no installed format reads *.blk. No message could be read" in done.stderr
     assert not (machine.path / "new").exists()
+
+
+def test_wrong_table_stops_its_own_store_only(machine):
+    """``config check`` reports each."""
+    machine.write_store()
+    machine.file.write_text(f'{TABLE}[stores.bad]\npath = "bad"\nsync_intervall = 1\n')
+    for verb in ("ls", "scan"):
+        command(verb, "orders", "--config", machine.file)
+        command(verb, machine.store, "--config", machine.file)
+        assert "[stores.bad]: unknown key" in command(verb, "bad", "--config", machine.file, code=2).stderr
+    assert [found["ok"] for found in json_of("config", "check", "--config", machine.file, code=2)] == [True, False]
+
+
+@pytest.mark.parametrize("key", ["", 'body = "seal"\n'])
+def test_config_check_names_codec_that_the_directory_has(key, machine):
+    sealed(machine, "acme")
+    machine.write_store(body="seal")
+    machine.uninstall("acme")
+    machine.file.write_text(TABLE + key)
+    stderr = command("config", "check", "--config", machine.file, code=2).stderr
+    assert "[stores.orders] body: no installed plugin provides the body codec 'seal'" in stderr
+    assert "According to the directory, the distribution 'acme' provides it" in stderr
 
 
 def test_failures_of_plugins_are_one_line_each(machine):

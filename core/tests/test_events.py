@@ -185,7 +185,7 @@ def test_observers_receive_their_options(tmp_path, recorder, monkeypatch):
     assert hash(events.SegmentRolledEvent(store=tmp_path, file="0.sqs", format="v2", options={"to": "ops"}))
     (tmp_path / "stores.toml").write_text('stores.number = { path = "mail", observers.watch = 3 }')
     with pytest.raises(msgstore.ConfigError, match=r"\[stores.number\] observers watch: 3 is not a table"):
-        msgstore.load_config(tmp_path / "stores.toml")
+        msgstore.load_config(tmp_path / "stores.toml").open("number")
 
 
 # -- observers that misbehave ---------------------------------------------------------------------------------------------

@@ -152,25 +152,36 @@ class Config:
     disabled: tuple[str, ...] = ()
     """Entry points of the group ``msgstore`` that are not loaded: ``"NAME"`` or ``"DISTRIBUTION:NAME"``. ``msgstore plugins
     --json`` lists the names. A disabled observer receives no events. A name that is not installed is refused."""
+    wrong: Mapping[str, ConfigError] = attrs.field(factory=dict)
+    """What is wrong with the other tables. It stops no store but its own."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all stores."""
+        return [*self.stores, *self.wrong]
 
     def store(self, name: str) -> StoreConfig:
-        """Return the configuration of a store. Raises ConfigError with the known names."""
+        """Return the configuration of a store. Raises ConfigError for a wrong one, and for an unknown name."""
+        if name in self.wrong:
+            raise self.wrong[name]
         if name not in self.stores:
             raise ConfigError(
                 f"{self.file}: there is no table [stores.{name}]. "
-                f"Stores: {', '.join(self.stores) or 'none'}{nearest(name, self.stores)}"
+                f"Stores: {', '.join(self.names) or 'none'}{nearest(name, self.names)}"
             )
         return self.stores[name]
 
     def find(self, given: str | Path) -> StoreConfig | None:
-        """Return the configuration of the store with this name or directory, or None."""
+        """Return the configuration of the store with this name or directory, or None. Raises ConfigError for a wrong one."""
+        if str(given) in self.names:
+            return self.store(str(given))
         place = os.path.realpath(given)
-        found = (one for one in self.stores.values() if os.path.realpath(one.path) == place)
-        return self.stores.get(str(given)) or next(found, None)
+        return next((one for one in self.stores.values() if os.path.realpath(one.path) == place), None)
 
 
 def read_config(path: str | Path) -> Config:
-    """Read and check the file ``path``. Store paths become relative to its directory. Raises ConfigError."""
+    """Read the file ``path``, and check each table. Store paths become relative to its directory. Raises ConfigError for the
+    file as a whole: wrong tables of stores are in the result."""
     path = Path(path)
     try:
         with path.open("rb") as stream:
@@ -182,11 +193,14 @@ def read_config(path: str | Path) -> Config:
     except RecursionError as error:
         raise ConfigError(f"{path}: cannot be read as TOML: it is nested too deeply") from error
     refuse_unknown(table, ["disabled", "stores"], f"{path}: top level")
-    stores = {}
+    stores, wrong = {}, {}
     for name, keys in _tables(table.get("stores", {}), f"{path}: [stores]").items():
         where = f"{path}: [stores.{name}]"
-        stores[name] = store_config(_tables(keys, where), where, path.parent)
-    return Config(path, stores, tuple(_typed(list[str], table.get("disabled", []), f"{path}: disabled")))
+        try:
+            stores[name] = store_config(_tables(keys, where), where, path.parent)
+        except ConfigError as error:
+            wrong[name] = error
+    return Config(path, stores, tuple(_typed(list[str], table.get("disabled", []), f"{path}: disabled")), wrong)
 
 
 def store_config(table: Mapping[str, Any], where: str, base: Path) -> StoreConfig:

@@ -53,10 +53,10 @@ def _directories(context: click.Context, _: click.Parameter, given: Any) -> Any:
     config_file = context.params.get("config_file")
     if config_file is None:
         return given
-    stores = read_config(config_file).stores
+    config = read_config(config_file)
     if isinstance(given, tuple):
-        return tuple(stores[str(path)].path if str(path) in stores else path for path in given)
-    return stores[str(given)].path if str(given) in stores else given
+        return tuple(config.store(str(path)).path if str(path) in config.names else path for path in given)
+    return config.store(str(given)).path if str(given) in config.names else given
 
 
 def inputs(name: str, metavar: str, **keys: Any) -> Decorator[Any]:
@@ -268,7 +268,9 @@ class StoreTarget:
             refcounts = list(sums_of(self.refcounts_file).items())
         with output.progress("recovering") as progress:
             config = attrs.evolve(self.config, gc_interval=Duration(0))  # commands collect only on request
-            return open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
+            store = open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
+        store._unclosed.detach()  # a command that cannot close it says why
+        return store
 
 
 def bare_store(directory: Path, catalogue: Catalogue) -> StoreTarget:

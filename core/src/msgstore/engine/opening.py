@@ -97,7 +97,8 @@ class Stores:
 
 
 def load_config(path: str | Path) -> Stores:
-    """Read and check a configuration file, and load the plugins that it does not disable. Raises ConfigError."""
+    """Read a configuration file, and load the plugins that it does not disable. Raises ConfigError for the file as a whole; a
+    wrong table of a store only when that store is opened."""
     config = read_config(path)
     try:
         return Stores(config, load_catalogue(config.disabled))

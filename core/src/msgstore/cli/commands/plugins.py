@@ -244,6 +244,11 @@ def _check_store(table: dict[str, Any], where: str, base: Path, catalogue: Catal
 
 
 def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str, Callable[[], object]]]:
+    remembered = None
+    with contextlib.suppress(MsgStoreError, OSError):  # ``formats`` reports it
+        if remembered := known_settings(Files(), store.path, warns=False):
+            catalogue = attrs.evolve(catalogue, remembered=remembered.distributions)
+
     def formats() -> object:
         remembered = known_settings(Files(), store.path) if store.path.is_dir() else None
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
@@ -254,11 +259,16 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
             return catalogue.make(descriptor, given)
         return catalogue.load_factory(descriptor)  # creating it would open the store
 
+    def body() -> object:
+        if remembered and not store.body.named:  # an opening needs no options of it
+            return catalogue.body_codec(remembered.body)
+        return made("body", store.body, catalogue.body_codec(store.body.name))
+
     return [
         (store.where, formats),
         (f"{store.where} observers", functools.partial(check_observers, store, catalogue)),
         (f"{store.where} index", lambda: made("index", store.index, catalogue.index(store.index.name))),
-        (f"{store.where} body", lambda: made("body", store.body, catalogue.body_codec(store.body.name))),
+        (f"{store.where} body", body),
         (f"{store.where} gc", lambda: made("gc", store.gc, catalogue.gc_policy(store.gc.name))),
     ]
 
