@@ -16,9 +16,10 @@ A term says itself where it ends, so no size beside it is needed. Source: "Exter
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
-from collections.abc import Hashable
+from functools import lru_cache
 from mmap import mmap
 from struct import Struct
 from typing import Any, TypeAlias
@@ -27,10 +28,12 @@ VERSION = 131
 COMPRESSED = 80
 MAX_DEPTH = 200
 """Levels of nesting. Headers of messages have some tens at most."""
-MAX_MAP = 8192
-"""Members of a map: crafted integer keys have equal hashes, which takes quadratic time."""
-MAX_INFLATED = 128 * 2**20
-"""Bytes of a compressed term when it is inflated. Brokers do not compress."""
+MAX_ATOM = 255
+"""Characters of an atom, in Erlang."""
+MAX_INFLATED = 2**20
+"""Bytes of a compressed term when it is inflated: a thousand times as many as are stored. Brokers do not compress."""
+_PIECE = 4096
+"""Compressed bytes that are inflated at a time."""
 
 _u16, _u32, _i32 = Struct(">H").unpack_from, Struct(">I").unpack_from, Struct(">i").unpack_from
 _f64 = Struct(">d").unpack_from
@@ -76,23 +79,25 @@ def decode(data: Buffer, offset: int = 0) -> tuple[Any, int]:
     try:
         if data[offset] != VERSION:
             raise TermError(f"byte {data[offset]} where a term begins, not {VERSION}")
-        if data[offset + 1] == COMPRESSED:
-            inflated, end = _inflate(data, offset + 2)
-            value, stop = decode_inner(inflated, 0)
-            if stop != len(inflated):
-                raise TermError(f"{len(inflated) - stop} bytes after a compressed term")
+        if data[offset + 1] != COMPRESSED:
+            (value,), end = _decode(data, offset + 1, 1, 0)
             return value, end
-        return _decode(data, offset + 1, 0)
+        inflated, end = _inflate(data, offset + 2)
+        (value,), stop = _decode(inflated, 0, 1, 0)
     except (IndexError, struct.error):
         raise TermError("the term is cut") from None
+    if stop != len(inflated):
+        raise TermError(f"{len(inflated) - stop} bytes after a compressed term")
+    return value, end
 
 
 def decode_inner(data: Buffer, offset: int) -> tuple[Any, int]:
     """Decode a term that is part of another one, without the byte 131. Raises TermError."""
     try:
-        return _decode(data, offset, 0)
+        (value,), end = _decode(data, offset, 1, 0)
     except (IndexError, struct.error):
         raise TermError("the term is cut") from None
+    return value, end
 
 
 def _inflate(data: Buffer, at: int) -> tuple[bytes, int]:
@@ -100,88 +105,115 @@ def _inflate(data: Buffer, at: int) -> tuple[bytes, int]:
     (size,) = _u32(data, at)
     if size > MAX_INFLATED:
         raise TermError(f"a compressed term of {size} bytes; at most {MAX_INFLATED} are inflated")
-    stream = zlib.decompressobj()
+    stream, inflated, at = zlib.decompressobj(), bytearray(), at + 4
     try:
-        inflated = stream.decompress(data[at + 4 :], size + 1)
+        while not stream.eof and len(inflated) <= size and (piece := data[at : at + _PIECE]):
+            inflated += stream.decompress(piece, size + 1 - len(inflated))
+            at += len(piece) - len(stream.unconsumed_tail) - len(stream.unused_data)
     except zlib.error as error:
         raise TermError(f"a compressed term cannot be inflated: {error}") from None
     if len(inflated) != size or not stream.eof:
         raise TermError(f"a compressed term has not the {size} bytes that it claims")
-    return inflated, len(data) - len(stream.unused_data)
+    return bytes(inflated), at
 
 
-def _decode(data: Buffer, at: int, depth: int) -> tuple[Any, int]:
-    """Decode at ``at``. Raises TermError, IndexError, struct.error."""
-    tag = data[at]
-    if tag == 109:  # BINARY
-        (size,) = _u32(data, at + 1)
-        return _bytes(data, at + 5, size), at + 5 + size
-    if tag == 100 or tag == 118:  # ATOM, ATOM_UTF8
-        (size,) = _u16(data, at + 1)
-        return _atom(_bytes(data, at + 3, size), tag == 118), at + 3 + size
-    if tag == 119 or tag == 115:  # SMALL_ATOM_UTF8, SMALL_ATOM
-        size = data[at + 1]
-        return _atom(_bytes(data, at + 2, size), tag == 119), at + 2 + size
-    if tag == 97:
-        return data[at + 1], at + 2
-    if tag == 98:
-        return _i32(data, at + 1)[0], at + 5
-    if tag == 106:
-        return [], at + 1
-    if tag == 104 or tag == 105 or tag == 108:  # SMALL_TUPLE, LARGE_TUPLE, LIST
-        if depth >= MAX_DEPTH:
-            raise TermError(f"more than {MAX_DEPTH} levels of nesting")
-        count, at = (data[at + 1], at + 2) if tag == 104 else (_u32(data, at + 1)[0], at + 5)
-        found: list[Any] = []
-        append = found.append
-        while count:
-            value, at = _decode(data, at, depth + 1)
-            append(value)
-            count -= 1
-        if tag != 108:
-            return tuple(found), at
-        if data[at] != 106:
-            raise TermError("an improper list")
-        return found, at + 1
-    return _decode_rare(data, at, depth)
+def _decode(data: Buffer, at: int, count: int, depth: int) -> tuple[list[Any], int]:
+    """Decode ``count`` terms, one after the other. Raises TermError, IndexError, struct.error."""
+    if depth > MAX_DEPTH:
+        raise TermError(f"more than {MAX_DEPTH} levels of nesting")
+    found: list[Any] = []
+    append, stop = found.append, len(data)
+    value: Any
+    for _ in range(count):
+        tag = data[at]
+        if tag == 109:  # BINARY
+            begin = at + 5
+            at = begin + _u32(data, at + 1)[0]
+            value = data[begin:at]
+        elif tag == 100:  # ATOM
+            begin = at + 3
+            at = begin + _u16(data, at + 1)[0]
+            raw = data[begin:at]
+            value = _KNOWN.get(raw) or _atom(raw, "latin-1")
+        elif tag == 119:  # SMALL_ATOM_UTF8
+            begin = at + 2
+            at = begin + data[at + 1]
+            raw = data[begin:at]
+            value = _KNOWN.get(raw) or _atom(raw, "utf-8")
+        elif tag == 104:  # SMALL_TUPLE
+            inner, at = _decode(data, at + 2, data[at + 1], depth + 1)
+            value = tuple(inner)
+        elif tag == 108:  # LIST
+            value, at = _decode(data, at + 5, _u32(data, at + 1)[0], depth + 1)
+            if data[at] != 106:
+                raise TermError("an improper list")
+            at += 1
+        elif tag == 106:  # NIL
+            value = []
+            at += 1
+        elif tag == 97:  # SMALL_INTEGER
+            value = data[at + 1]
+            at += 2
+        elif tag == 98:  # INTEGER
+            (value,) = _i32(data, at + 1)
+            at += 5
+        else:
+            value, at = _decode_rare(data, at, depth)
+        if at > stop:
+            raise IndexError
+        append(value)
+    return found, at
 
 
 def _decode_rare(data: Buffer, at: int, depth: int) -> tuple[Any, int]:
+    """Decode one term. The offset after it may be after the data."""
     tag = data[at]
     if tag == 116:  # MAP
         return _map(data, at, depth)
+    if tag == 110:  # SMALL_BIG
+        size = data[at + 1]
+        value = int.from_bytes(data[at + 3 : at + 3 + size], "little")
+        return -value if data[at + 2] else value, at + 3 + size
+    if tag == 111:  # LARGE_BIG: more digits than Python writes
+        raise TermError(f"an integer of {_u32(data, at + 1)[0]} bytes; at most 255 are decoded")
     if tag == 107:  # STRING
-        (size,) = _u16(data, at + 1)
-        return list(_bytes(data, at + 3, size)), at + 3 + size
-    if tag == 70:
-        return _f64(data, at + 1)[0], at + 9
-    if tag == 99:  # FLOAT, as text
+        end = at + 3 + _u16(data, at + 1)[0]
+        return list(data[at + 3 : end]), end
+    if tag == 70 or tag == 99:  # NEW_FLOAT, and FLOAT, as text
         try:
-            return float(_bytes(data, at + 1, 31).rstrip(b"\0")), at + 32
+            number: float = _f64(data, at + 1)[0] if tag == 70 else float(data[at + 1 : at + 32].rstrip(b"\0"))
         except ValueError:
-            raise TermError("a float that is no number") from None
-    if tag == 110 or tag == 111:  # SMALL_BIG, LARGE_BIG
-        size, at = (data[at + 1], at + 2) if tag == 110 else (_u32(data, at + 1)[0], at + 5)
-        value = int.from_bytes(_bytes(data, at + 1, size), "little")
-        return -value if data[at] else value, at + 1 + size
+            number = math.nan
+        if not math.isfinite(number):
+            raise TermError("a float that is no number")
+        return number, at + (9 if tag == 70 else 32)
+    if tag == 105:  # LARGE_TUPLE
+        found, end = _decode(data, at + 5, _u32(data, at + 1)[0], depth + 1)
+        return tuple(found), end
+    if tag == 115 or tag == 118:  # SMALL_ATOM, ATOM_UTF8
+        begin, size = (at + 2, data[at + 1]) if tag == 115 else (at + 3, _u16(data, at + 1)[0])
+        return _atom(data[begin : begin + size], "latin-1" if tag == 115 else "utf-8"), begin + size
     end = _end_of_opaque(data, at)
-    return Opaque(_bytes(data, at, end - at)), end
+    return Opaque(data[at:end]), end
 
 
-def _map(data: Buffer, at: int, depth: int) -> tuple[dict[Hashable, Any], int]:
+def _map(data: Buffer, at: int, depth: int) -> tuple[dict[Any, Any], int]:
     (count,) = _u32(data, at + 1)
-    if count > MAX_MAP or depth >= MAX_DEPTH:
-        raise TermError(f"a map of {count} members in {depth} levels of nesting")
-    at += 5
-    found: dict[Hashable, Any] = {}
-    for _ in range(count):
-        key, at = _decode(data, at, depth + 1)
-        value, at = _decode(data, at, depth + 1)
-        try:
-            found[key] = value
-        except TypeError:
-            raise TermError("a list or a map as the key of a map") from None
-    return found, at
+    found, at = _decode(data, at + 5, 2 * count, depth + 1)
+    if not all(map(_is_key, found[::2])):
+        raise TermError("a key of a map that no broker writes")
+    members = dict(zip(found[::2], found[1::2], strict=True))
+    if len(members) != count:
+        raise TermError("a map with the same key twice")
+    return members, at
+
+
+def _is_key(value: Any) -> bool:
+    """Return True for keys that brokers write. Others are refused: they can be crafted to have one hash, which takes quadratic
+    time."""
+    if type(value) is tuple:
+        return all(type(one) is bytes or type(one) is Atom for one in value)
+    return type(value) is bytes or type(value) is Atom or (type(value) is int and -(2**31) <= value < 2**31)
 
 
 def _end_of_opaque(data: Buffer, at: int) -> int:
@@ -207,19 +239,15 @@ def _end_of_opaque(data: Buffer, at: int) -> int:
 def _end_of_atom(data: Buffer, at: int) -> int:
     if data[at] not in (100, 115, 118, 119):
         raise TermError(f"tag {data[at]} where an atom must be")
-    return _decode(data, at, MAX_DEPTH)[1]
+    return _decode(data, at, 1, 0)[1]
 
 
-def _bytes(data: Buffer, at: int, size: int) -> bytes:
-    if at + size > len(data):
-        raise TermError("the term is cut")
-    return data[at : at + size]
-
-
-def _atom(raw: bytes, is_utf8: bool) -> Atom:
-    if (known := _KNOWN.get(raw)) is not None:
-        return known
+@lru_cache(1024)
+def _atom(raw: bytes, encoding: str) -> Atom:
     try:
-        return Atom(raw.decode("utf-8" if is_utf8 else "latin-1"))
+        text = raw.decode(encoding)
     except UnicodeDecodeError:
         raise TermError("an atom that is no text") from None
+    if len(text) > MAX_ATOM:
+        raise TermError(f"an atom of {len(text)} characters; at most {MAX_ATOM} are possible")
+    return Atom(text)
