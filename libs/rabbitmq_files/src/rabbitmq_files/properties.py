@@ -8,10 +8,10 @@ types that RabbitMQ uses.
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cache
 from struct import Struct
 from typing import Any
 
@@ -24,7 +24,6 @@ MAX_DEPTH = 100
 """Levels of tables and arrays."""
 
 _FLAGS = {name: 1 << 15 - number for number, name in enumerate(NAMES)}
-_PAIRS = tuple(_FLAGS.items())
 _OCTETS = ("delivery_mode", "priority")
 _u16, _u32, _u64 = Struct(">H"), Struct(">I"), Struct(">Q")
 _i8, _i16, _i32, _i64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
@@ -50,13 +49,11 @@ def read_properties(data: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]
     """Return the properties of a content header, from the flags on, and its headers, as JSON values. Raises PropertiesError."""
     try:
         (flags,) = _u16.unpack_from(data)
-        if flags & 1:
-            raise PropertiesError("a second word of flags, which no message has")
+        if flags & 3:
+            raise PropertiesError("flags that no message has")
         properties: dict[str, Any] = {}
         headers, at = None, 2
-        for name, flag in _PAIRS:
-            if not flags & flag:
-                continue
+        for name in _present(flags):
             if name == "headers":
                 headers, at = _read_table(data, at, 0)
             elif name in _OCTETS:
@@ -64,37 +61,38 @@ def read_properties(data: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]
             elif name == "timestamp":
                 (properties[name],), at = _u64.unpack_from(data, at), at + 8
             else:
-                end = at + 1 + data[at]
-                properties[name], at = _text(_cut(data, at + 1, end)), end
+                begin = at + 1
+                at = begin + data[at]
+                properties[name] = _text(data[begin:at])
     except (IndexError, struct.error):
         raise PropertiesError("the properties are cut") from None
     if at != len(data):
-        raise PropertiesError(f"{len(data) - at} bytes after the properties")
+        raise PropertiesError("the properties are cut" if at > len(data) else f"{len(data) - at} bytes after the properties")
     return properties, headers
 
 
-def _cut(data: bytes, begin: int, end: int) -> bytes:
-    if end > len(data):
-        raise PropertiesError("the properties are cut")
-    return data[begin:end]
+@cache
+def _present(flags: int) -> tuple[str, ...]:
+    return tuple(name for name, flag in _FLAGS.items() if flags & flag)
 
 
 def _text(raw: bytes) -> Any:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        return {"$bytes": base64.b64encode(raw).decode()}
+        return _bytes_object(raw)
+
+
+def _bytes_object(raw: bytes) -> dict[str, str]:
+    return {"$bytes": base64.b64encode(raw).decode()}
 
 
 def _read_table(data: bytes, at: int, depth: int) -> tuple[dict[str, Any], int]:
-    end = at + 4 + _u32.unpack_from(data, at)[0]
-    if end > len(data) or depth >= MAX_DEPTH:
-        raise PropertiesError("a table that is cut, or nested too deeply")
-    at += 4
     found: dict[str, Any] = {}
+    at, end = _inner(data, at, depth)
     while at < end:
         stop = at + 1 + data[at]
-        name = _cut(data, at + 1, stop).decode("utf-8", "backslashreplace")
+        name = str(data[at + 1 : stop], "utf-8", "backslashreplace")
         found[name], at = _read_value(data, stop, depth + 1)
     if at != end:
         raise PropertiesError("a table whose last value does not end with it")
@@ -102,11 +100,8 @@ def _read_table(data: bytes, at: int, depth: int) -> tuple[dict[str, Any], int]:
 
 
 def _read_array(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
-    end = at + 4 + _u32.unpack_from(data, at)[0]
-    if end > len(data) or depth >= MAX_DEPTH:
-        raise PropertiesError("an array that is cut, or nested too deeply")
-    at += 4
     found = []
+    at, end = _inner(data, at, depth)
     while at < end:
         value, at = _read_value(data, at, depth + 1)
         found.append(value)
@@ -115,16 +110,25 @@ def _read_array(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
     return found, end
 
 
+def _inner(data: bytes, at: int, depth: int) -> tuple[int, int]:
+    """Return begin and end of the values of a table or an array."""
+    end = at + 4 + _u32.unpack_from(data, at)[0]
+    if end > len(data) or depth >= MAX_DEPTH:
+        raise PropertiesError("a table or an array that is cut, or nested too deeply")
+    return at + 4, end
+
+
 def _read_value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    """Read a value in a table or an array. The offset after it may be after the data."""
     letter = data[at]
     at += 1
-    if letter == 83 or letter == 120:  # S, x
-        end = at + 4 + _u32.unpack_from(data, at)[0]
-        raw = _cut(data, at + 4, end)
-        return _text(raw) if letter == 83 else {"$bytes": base64.b64encode(raw).decode()}, end
+    if letter == 83:  # S
+        begin = at + 4
+        at = begin + _u32.unpack_from(data, at)[0]
+        return _text(data[begin:at]), at
     if (form := _NUMBERS_BY_BYTE.get(letter)) is not None:
         (value,) = form.unpack_from(data, at)
-        is_number = not isinstance(value, float) or math.isfinite(value)
+        is_number = type(value) is int or math.isfinite(value)
         return value if is_number else {"$float": str(value)}, at + form.size
     if letter == 116:  # t
         return data[at] != 0, at + 1
@@ -136,6 +140,9 @@ def _read_value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
         return {"$timestamp": _u64.unpack_from(data, at)[0]}, at + 8
     if letter == 86:  # V
         return None, at
+    if letter == 120:  # x
+        end = at + 4 + _u32.unpack_from(data, at)[0]
+        return _bytes_object(data[at + 4 : end]), end
     if letter == 68:  # D
         return {"$decimal": _decimal(data[at], _u32.unpack_from(data, at + 1)[0])}, at + 5
     raise PropertiesError(f"a value of type {letter}, which AMQP 0-9-1 does not have")
@@ -153,7 +160,7 @@ def encode_p_basic(record: Sequence[Any]) -> bytes:
     """Encode the Erlang tuple ``{'P_basic', ContentType, ...}`` as RabbitMQ does when it sends such a message.
     Raises PropertiesError."""
     if len(record) != 1 + len(NAMES) or record[0] != "P_basic":
-        raise PropertiesError("is no P_basic")
+        raise PropertiesError("properties that are no P_basic")
     values = {name: value for name, value in zip(NAMES, record[1:], strict=True) if value != "undefined"}
     headers = values.pop("headers", None)
     return _encode(values, None if headers is None else _typed_table(headers, 0))
@@ -167,9 +174,9 @@ def encode_header(name: bytes, kind: str, value: Any) -> bytes:
 def _typed_table(headers: Any, depth: int) -> bytes:
     try:
         inner = b"".join(_shortstr(name) + _typed_value(kind, value, depth + 1) for name, kind, value in headers)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, PropertiesError):
-            raise
+    except PropertiesError:
+        raise
+    except (TypeError, ValueError):
         raise PropertiesError("headers that are not {Name, Type, Value}") from None
     return _sized(inner)
 
@@ -186,17 +193,17 @@ def _typed_value(kind: str, value: Any, depth: int) -> bytes:
         if kind == "array":
             return letter + _sized(b"".join(_typed_value(inner, one, depth + 1) for inner, one in value))
         if kind == "bool":
-            return letter + bytes([value == "true"])
+            return letter + bytes([("false", "true").index(value)])
         if kind == "decimal":
             scale, digits = value
             return letter + bytes([scale]) + _u32.pack(digits)
         if kind == "timestamp":
             return letter + _u64.pack(value)
         return letter if kind == "void" else letter + _NUMBERS[letter].pack(value)
-    except (KeyError, TypeError, ValueError, struct.error) as error:
-        if isinstance(error, PropertiesError):
-            raise
-        raise PropertiesError(f"a header of type {str(kind)[:20]} with a value that is none") from None
+    except PropertiesError:
+        raise
+    except (KeyError, OverflowError, TypeError, ValueError, struct.error):
+        raise PropertiesError(f"a header of the type {str(kind)[:20]!r} with a value that it cannot have") from None
 
 
 # -- from JSON values ----------------------------------------------------------------------------------------------------
@@ -212,7 +219,7 @@ def encode_properties(properties: Mapping[str, Any], headers: Mapping[str, Any] 
 
 
 def _json_table(headers: Mapping[str, Any], depth: int) -> bytes:
-    return _sized(b"".join(_shortstr(name.encode()) + _json_value(value, depth + 1) for name, value in headers.items()))
+    return _sized(b"".join(_shortstr(_utf8(name)) + _json_value(value, depth + 1) for name, value in headers.items()))
 
 
 def _json_value(value: Any, depth: int) -> bytes:
@@ -223,7 +230,7 @@ def _json_value(value: Any, depth: int) -> bytes:
     if isinstance(value, bool):
         return b"t" + bytes([value])
     if isinstance(value, str):
-        return b"S" + _sized(value.encode("utf-8", "surrogatepass"))
+        return b"S" + _sized(_utf8(value))
     if isinstance(value, int):
         if not -(2**63) <= value < 2**63:
             raise PropertiesError(f"an integer of {value.bit_length()} bits; AMQP 0-9-1 has 64")
@@ -234,9 +241,16 @@ def _json_value(value: Any, depth: int) -> bytes:
         if len(value) == 1 and (special := _special(*next(iter(value.items())))) is not None:
             return special
         return b"F" + _json_table(value, depth)
-    if isinstance(value, Sequence):
+    if isinstance(value, list | tuple):
         return b"A" + _sized(b"".join(_json_value(one, depth + 1) for one in value))
     raise PropertiesError(f"a header of the type {type(value).__name__}")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise PropertiesError("a text with half of a surrogate pair, which has no bytes") from None
 
 
 def _special(name: str, value: Any) -> bytes | None:
@@ -251,8 +265,8 @@ def _special(name: str, value: Any) -> bytes | None:
         if name == "$decimal":
             whole, _, fraction = value.partition(".")
             return b"D" + bytes([len(fraction)]) + _u32.pack(int(whole + fraction))
-    except (AttributeError, TypeError, ValueError, struct.error, binascii.Error):
-        raise PropertiesError(f"a {name} with a value that is none") from None
+    except (AttributeError, OverflowError, TypeError, ValueError, struct.error):
+        raise PropertiesError(f"a {name} with a value that it cannot have") from None
     return None
 
 
@@ -281,10 +295,10 @@ def _property(name: str, value: Any) -> bytes:
         if isinstance(value, Mapping):
             value = base64.b64decode(value["$bytes"], validate=True)
         return _shortstr(value if isinstance(value, bytes) else value.encode())
-    except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
-        if isinstance(error, PropertiesError):
-            raise
-        raise PropertiesError(f"the property {name} has a value that is none") from None
+    except PropertiesError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, struct.error):
+        raise PropertiesError(f"the property {name} with a value that it cannot have") from None
 
 
 def _shortstr(raw: bytes) -> bytes:
@@ -300,12 +314,18 @@ def _sized(raw: bytes) -> bytes:
 
 
 def add_headers(raw: bytes, more: Sequence[bytes]) -> bytes:
-    """Return the bytes of a content header with more headers, each from :func:`encode_header`. Raises PropertiesError."""
+    """Return the bytes of a content header with more headers, each from :func:`encode_header`. They replace headers of the same
+    names. Raises PropertiesError."""
     read_properties(raw)
     (flags,) = _u16.unpack_from(raw)
-    at = 2
+    begin = 2
     for name in ("content_type", "content_encoding"):
-        at += (1 + raw[at]) if flags & _FLAGS[name] else 0
-    end = at + 4 + _u32.unpack_from(raw, at)[0] if flags & _FLAGS["headers"] else at
-    inner = raw[at + 4 : end] + b"".join(more)
-    return _u16.pack(flags | _FLAGS["headers"]) + raw[2:at] + _sized(inner) + raw[end:]
+        begin += (1 + raw[begin]) if flags & _FLAGS[name] else 0
+    at, end = _inner(raw, begin, 0) if flags & _FLAGS["headers"] else (begin, begin)
+    names, kept = {one[: 1 + one[0]] for one in more}, []
+    while at < end:
+        header, stop = at, at + 1 + raw[at]
+        _, at = _read_value(raw, stop, 1)
+        if raw[header:stop] not in names:
+            kept.append(raw[header:at])
+    return _u16.pack(flags | _FLAGS["headers"]) + raw[2:begin] + _sized(b"".join((*kept, *more))) + raw[end:]
