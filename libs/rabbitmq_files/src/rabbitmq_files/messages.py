@@ -6,8 +6,9 @@ The same bytes are in the shared message store, in queue indexes of version 1 an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from rabbitmq_files.amqp10 import read_sections
@@ -19,10 +20,19 @@ from rabbitmq_files.properties import (
     encode_properties,
     read_properties,
 )
-from rabbitmq_files.terms import Buffer, TermError, decode, decode_inner
+from rabbitmq_files.terms import COMPRESSED, Buffer, TermError, decode, decode_inner
 
 TERM_TYPE = "application/x-erlang-term"
 """Content type of a message whose body is the term itself: of a protocol that is not decoded, such as MQTT."""
+_SMALL_TUPLE = 104
+_INTERNAL = (b"x-basic-", b"x-opt-", b"x-death", b"x-exchange", b"x-routing-key")
+"""Begins of message annotations that are no headers."""
+_TYPES = {
+    "utf8": "longstr", "symbol": "longstr", "binary": "binary", "boolean": "bool", "long": "long", "ulong": "long",
+    "int": "signedint", "uint": "unsignedint", "short": "short", "ushort": "unsignedshort", "byte": "byte",
+    "ubyte": "unsignedbyte", "float": "float", "double": "double",
+}  # fmt: skip
+"""Type of AMQP 1.0 to that of a header."""
 
 
 class MessageError(ValueError):
@@ -57,10 +67,10 @@ def read_message(data: Buffer, offset: int = 0) -> tuple[StoredMessage, int]:
     """Read the message that begins at ``offset``. Return it, and the offset after its term. Raises MessageError."""
     try:
         term, end = decode(data, offset)
-        if isinstance(term, tuple) and len(term) == 6 and term[0] == "basic_message":
+        if type(term) is tuple and len(term) == 6 and term[0] == "basic_message":
             return _basic_message(term), end
-        if isinstance(term, tuple) and len(term) == 4 and term[0] == "mc":
-            return _container(term, lambda: _raw_data(data, offset)), end
+        if type(term) is tuple and len(term) == 4 and term[0] == "mc":
+            return _container(term, data, offset), end
     except (TermError, PropertiesError) as error:
         raise MessageError(str(error)) from None
     raise MessageError(f"a term that is no message: {_shape(term)}")
@@ -74,12 +84,14 @@ def _shape(term: Any) -> str:
 
 def _basic_message(term: tuple[Any, ...]) -> StoredMessage:
     _, resource, keys, content, msg_id, persistent = term
-    if not (isinstance(resource, tuple) and len(resource) == 4 and _are_bytes(resource[1], resource[3])):
+    if not (type(resource) is tuple and len(resource) == 4 and _are_bytes((resource[1], resource[3]))):
         raise MessageError("a basic_message without the name of an exchange")
-    if not (isinstance(keys, list) and _are_bytes(*keys)):
+    if not (type(keys) is list and _are_bytes(keys)):
         raise MessageError("a basic_message whose routing keys are no list of binaries")
-    if not (isinstance(msg_id, bytes) and len(msg_id) == 16):
+    if not (type(msg_id) is bytes and len(msg_id) == 16):
         raise MessageError("a basic_message whose id has not 16 bytes")
+    if persistent not in ("true", "false"):
+        raise MessageError("a basic_message that does not say if it is persistent")
     raw, body = _content(content)
     properties, headers = read_properties(raw)
     return StoredMessage(
@@ -98,20 +110,20 @@ def _basic_message(term: tuple[Any, ...]) -> StoredMessage:
 
 def _content(content: Any) -> tuple[bytes, bytes]:
     """Return properties and body of ``{content, 60, Properties, PropertiesBin, Protocol, FragmentsReversed}``."""
-    if not (isinstance(content, tuple) and len(content) == 6 and content[0] == "content"):
+    if not (type(content) is tuple and len(content) == 6 and content[0] == "content"):
         raise MessageError("a message without content")
     _, _, decoded, raw, _, fragments = content
-    if not (isinstance(fragments, list) and _are_bytes(*fragments)):
+    if not (type(fragments) is list and _are_bytes(fragments)):
         raise MessageError("a message whose body is no list of binaries")
-    if not isinstance(raw, bytes):
+    if type(raw) is not bytes:
         if not isinstance(decoded, tuple):
             raise MessageError("a message without properties")
         raw = encode_p_basic(decoded)
     return raw, fragments[0] if len(fragments) == 1 else b"".join(reversed(fragments))
 
 
-def _are_bytes(*values: Any) -> bool:
-    return all(type(value) is bytes for value in values)
+def _are_bytes(values: Sequence[Any]) -> bool:
+    return {bytes}.issuperset(map(type, values))
 
 
 def encode_message(
@@ -125,11 +137,11 @@ def encode_message(
     is_persistent: bool = True,
 ) -> bytes:
     """Encode a ``basic_message`` as RabbitMQ 3.10 on Erlang up to 25 does, with the body as one fragment."""
-    keys = b"".join(map(_binary, routing_keys))
+    keys = b"l" + len(routing_keys).to_bytes(4, "big") + b"".join(map(_binary, routing_keys)) if routing_keys else b""
     fragments = b"l\0\0\0\1" + _binary(body) + b"j" if body else b"j"
     parts = (
         b"\x83h\x06", _atom(b"basic_message"), b"h\x04", _atom(b"resource"), _binary(vhost), _atom(b"exchange"),
-        _binary(exchange), b"l" + len(routing_keys).to_bytes(4, "big") + keys + b"j",
+        _binary(exchange), keys + b"j",
         b"h\x06", _atom(b"content"), b"a\x3c", _atom(b"none"), _binary(raw_properties),
         _atom(b"rabbit_framing_amqp_0_9_1"), fragments, _binary(msg_id),
         _atom(b"true" if is_persistent else b"false"),
@@ -148,105 +160,120 @@ def _atom(name: bytes) -> bytes:
 # -- message containers --------------------------------------------------------------------------------------------------
 
 
-def _container(term: tuple[Any, ...], raw_data: Any) -> StoredMessage:
+def _container(term: tuple[Any, ...], source: Buffer, offset: int) -> StoredMessage:
     _, protocol, data, annotations = term
     if not isinstance(annotations, Mapping) or not isinstance(protocol, str):
         raise MessageError("a message container without annotations")
-    keys = [*annotations.get("rk", []), *annotations.get("bcc", [])]
+    keys, hidden = annotations.get("rk", []), annotations.get("bcc", [])
     msg_id, exchange = annotations.get("id"), annotations.get("x", b"")
-    if not _are_bytes(exchange, *keys) or not (msg_id is None or (isinstance(msg_id, bytes) and len(msg_id) == 16)):
-        raise MessageError("a message container whose annotations are of other types")
+    if not (type(keys) is type(hidden) is list and _are_bytes([exchange, *keys, *hidden])):
+        raise MessageError("a message container whose exchange or routing keys are no binaries")
+    if not (msg_id is None or (type(msg_id) is bytes and len(msg_id) == 16)):
+        raise MessageError("a message container whose id has not 16 bytes")
     received = annotations.get("rts")
     message = StoredMessage(
         protocol=protocol,
         msg_id=msg_id,
         exchange=exchange,
-        routing_keys=keys,
+        routing_keys=list(dict.fromkeys([*keys, *hidden])),
         body=b"",
         is_persistent=annotations.get("d") != "false",
         timestamp_ms=received if isinstance(received, int) and 0 <= received < 2**63 else None,
     )
-    more = _more_headers(annotations)
+    more = [encode_header(*header) for header in _more_headers(annotations)]
     if protocol == "mc_amqpl":
         raw, message.body = _content(data)
-        message.raw_properties = add_headers(raw, [encode_header(*header) for header in more]) if more else raw
+        message.raw_properties = add_headers(raw, more) if more else raw
         message.properties, message.headers = read_properties(message.raw_properties)
-    elif protocol == "mc_amqp" and isinstance(data, tuple) and data and data[0] == "v1" and len(data) == 7:
-        sections = data[2]
-        if not isinstance(sections, bytes):
+        return message
+    if protocol == "mc_amqp" and isinstance(data, tuple) and data and data[0] == "v1" and len(data) == 7:
+        if type(data[2]) is not bytes:
             raise MessageError("a message of AMQP 1.0 whose sections are no binary")
-        message.properties, message.headers, message.body = read_sections(sections)
-        _annotated(message, annotations, more)
+        message.properties, message.headers, message.body = read_sections(data[2])
+        more = [*(encode_header(*header) for header in _annotated(data[1])), *more]
     else:
-        message.body = raw_data()
-        message.properties = {"content_type": TERM_TYPE, "type": protocol[:255]}
-        _annotated(message, annotations, more)
-    return message
-
-
-def _annotated(message: StoredMessage, annotations: Mapping[Any, Any], more: Sequence[tuple[bytes, str, Any]]) -> None:
-    """Add the properties that a container of another protocol has in its annotations."""
+        message.body = _raw_data(source, offset)
+        message.properties = {"content_type": TERM_TYPE, "type": protocol[:60]}
     message.properties["delivery_mode"] = 2 if message.is_persistent else 1
     if isinstance(priority := annotations.get("p"), int) and 0 <= priority < 256:
         message.properties["priority"] = priority
     if isinstance(ttl := annotations.get("ttl"), int) and 0 <= ttl < 2**63:
         message.properties["expiration"] = str(ttl)
     if more:
-        _, found = read_properties(add_headers(encode_properties({}), [encode_header(*header) for header in more]))
-        message.headers = (message.headers or {}) | (found or {})
+        _, added = read_properties(add_headers(encode_properties({}), more))
+        message.headers = (message.headers or {}) | (added or {})
+    return message
+
+
+def _annotated(annotations: Any) -> Iterator[tuple[bytes, str, Any]]:
+    """Yield the message annotations of AMQP 1.0 that RabbitMQ delivers as headers."""
+    for pair in annotations if isinstance(annotations, list) else ():
+        match pair:
+            case (("symbol", bytes(name)), value) if name.startswith(b"x-") and not name.startswith(_INTERNAL):
+                yield (b"CC" if name == b"x-cc" else name, *_typed(value))
+
+
+def _typed(value: Any) -> tuple[str, Any]:
+    """Return type and value of a header from a value of AMQP 1.0 with its type. Other types: as no value."""
+    match value:
+        case "true" | "false":
+            return "bool", value
+        case ("list", list(members)):
+            return "array", list(map(_typed, members))
+        case ("timestamp", int(milliseconds)):
+            return "timestamp", milliseconds // 1000
+        case (str(kind), inner) if kind in _TYPES:
+            return _TYPES[kind], inner
+    return "void", None
 
 
 def _raw_data(data: Buffer, offset: int) -> bytes:
     """Return the bytes of the third member of a container, as a term of its own."""
-    at = offset + 3
+    if data[offset + 1] == COMPRESSED:
+        raise MessageError("a compressed message of another protocol than AMQP")
+    at = offset + (3 if data[offset + 1] == _SMALL_TUPLE else 6)
     for _ in range(2):
         _, at = decode_inner(data, at)
     _, end = decode_inner(data, at)
     return b"\x83" + data[at:end]
 
 
-_AS_TYPE = {bytes: "longstr", int: "long", float: "double"}
-
-
 def _more_headers(annotations: Mapping[Any, Any]) -> list[tuple[bytes, str, Any]]:
     """Return headers that a broker adds when it delivers: annotations with a binary key ``x-...``, and ``x-death``."""
     found: list[tuple[bytes, str, Any]] = []
-    for key, value in sorted(((key, value) for key, value in annotations.items() if isinstance(key, bytes)), key=_first):
-        if key.startswith(b"x-") and not isinstance(value, list | tuple | dict):
-            text = value in ("true", "false") and not isinstance(value, bytes)
-            found.append((key, "bool", value) if text else (key, _AS_TYPE.get(type(value), "void"), value))
-    deaths = annotations.get("deaths")
-    if isinstance(deaths, tuple) and len(deaths) == 4 and isinstance(deaths[3], Mapping):
-        found.append((b"x-death", "array", [("table", _death(key, death)) for key, death in deaths[3].items()]))
-        for prefix, key in ((b"x-first-death-", deaths[1]), (b"x-last-death-", deaths[2])):
-            if isinstance(key, tuple) and len(key) == 2:
-                queue, reason = key
-                exchange = deaths[3].get(key, (None, b""))[1]
-                found += [
-                    (prefix + b"reason", "longstr", str(reason).encode()),
-                    (prefix + b"queue", "longstr", queue),
-                    (prefix + b"exchange", "longstr", exchange),
-                ]
-    return found
+    for key, value in annotations.items():
+        if type(key) is bytes and (key.startswith(b"x-") or key == b"timestamp_in_ms"):
+            if type(value) is int or type(value) is bytes:
+                found.append((key, "long" if type(value) is int else "longstr", value))
+            elif value == "true" or value == "false":
+                found.append((key, "bool", value))
+    if (deaths := annotations.get("deaths")) is not None:
+        found.append((b"x-death", "array", [("table", _death(one)) for one in _deaths(deaths)]))
+    return sorted(found, key=itemgetter(0))
 
 
-def _first(pair: tuple[bytes, Any]) -> bytes:
-    return pair[0]
+def _deaths(deaths: Any) -> list[Any]:
+    """Return the queues in which a message died, the last one first, each as a pair."""
+    if isinstance(deaths, list):
+        return deaths
+    try:  # {deaths, First, Last, Map}, as long as a node of 3.13 may be in the cluster
+        return sorted(deaths[3].items(), key=lambda pair: pair[1][4]["last_time"], reverse=True)
+    except (AttributeError, IndexError, KeyError, TypeError):
+        raise MessageError("a message container with deaths of another form") from None
 
 
-def _death(key: Any, death: Any) -> list[tuple[bytes, str, Any]]:
+def _death(one: Any) -> list[tuple[bytes, str, Any]]:
     try:
-        (queue, reason), (_, exchange, routing_keys, count, times) = key, death
-        last = times["last_time"] // 1000
+        (queue, reason), (_, exchange, routing_keys, count, times) = one
         expiration = [(b"original-expiration", "longstr", b"%d" % times["ttl"])] if "ttl" in times else []
         return [
+            *expiration,
             (b"count", "long", count),
             (b"reason", "longstr", str(reason).encode()),
             (b"queue", "longstr", queue),
-            (b"time", "timestamp", last),
+            (b"time", "timestamp", times["first_time"] // 1000),
             (b"exchange", "longstr", exchange),
-            (b"routing-keys", "array", [("longstr", one) for one in routing_keys]),
-            *expiration,
+            (b"routing-keys", "array", [("longstr", key) for key in routing_keys]),
         ]
     except (KeyError, TypeError, ValueError):
         raise MessageError("a message container with deaths of another form") from None
