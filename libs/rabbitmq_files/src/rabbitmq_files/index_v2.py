@@ -70,12 +70,12 @@ def read_index(data: Buffer) -> Segment:
     """Read ``N.qi``. Entries that cannot be read are damage, the others are still read."""
     found = Segment()
     if reason := _header(data, INDEX_MAGIC):
-        if bytes(data[:HEADER_SIZE]).strip(b"\0"):
+        if data[:].strip(b"\0"):
             found.damage.append((0, min(len(data), HEADER_SIZE), reason))
         return found
     _, _, found.first, found.stop = _HEADER.unpack_from(data)
-    count = (len(data) - HEADER_SIZE) // ENTRY_SIZE
-    for row in range(min(count, max(found.stop - found.first, 0))):
+    count = min((len(data) - HEADER_SIZE) // ENTRY_SIZE, found.stop - found.first)
+    for row in range(count):
         at = HEADER_SIZE + row * ENTRY_SIZE
         if data[at] == 0:
             continue
@@ -93,8 +93,24 @@ def read_index(data: Buffer) -> Segment:
             found.entries.append(Entry(number, at, persistent, "memory", b"", 0, 0, body_size, expiry))
     end = HEADER_SIZE + count * ENTRY_SIZE
     if data[end:].strip(b"\0"):
-        found.damage.append((end, len(data) - end, "an entry that is cut"))
+        found.damage.append((end, len(data) - end, "an entry that is cut, or after the last number of the segment"))
+    _drop_overlapping(found)
     return found
+
+
+def _drop_overlapping(found: Segment) -> None:
+    """Take entries whose messages overlap in ``.qs`` as damage, so that all of them together are not larger than the file. Of
+    two, the one that ends later is dropped: its size may be wrong."""
+    end, dropped = 0, set()
+    own = [entry for entry in found.entries if entry.place == "own"]
+    for entry in sorted(own, key=lambda entry: entry.stored_offset + entry.stored_size):
+        if entry.stored_offset < end:
+            found.damage.append((entry.offset, ENTRY_SIZE, "an entry whose message overlaps that of another one"))
+            dropped.add(entry.number)
+        else:
+            end = entry.stored_offset + STORED_SIZE + entry.stored_size
+    if dropped:
+        found.entries = [entry for entry in found.entries if entry.number not in dropped]
 
 
 def _header(data: Buffer, magic: bytes) -> str:
@@ -122,16 +138,17 @@ def read_stored(data: Buffer, offset: int, size: int) -> tuple[int, bool]:
 
 
 def walk_stored(data: Buffer) -> Iterator[tuple[int, int]]:
-    """Yield offset and size of each whole message in ``.qs``, acknowledged or not, up to the first bytes that are none."""
-    if _header(data, STORE_MAGIC):
-        return
-    at = HEADER_SIZE
-    while at + STORED_SIZE <= len(data):
+    """Yield offset and size of each whole message in ``.qs``, acknowledged or not; at last, of bytes that are none. For these
+    and for a message whose checksum differs, :func:`read_stored` raises StoredError."""
+    at = 0 if _header(data, STORE_MAGIC) else HEADER_SIZE
+    while at and at + STORED_SIZE <= len(data):
         size, flags, _, zero = _STORED.unpack_from(data, at)
         if flags > 1 or zero or not size or at + STORED_SIZE + size > len(data):
-            return
+            break
         yield at, size
         at += STORED_SIZE + size
+    if data[at:].strip(b"\0"):
+        yield at, max(len(data) - at - STORED_SIZE, 0)
 
 
 def encode_header(magic: bytes, first: int, stop: int) -> bytes:
