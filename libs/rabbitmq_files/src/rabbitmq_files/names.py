@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import md5
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_QUEUE_NAME = re.compile(rb"VHOST: (?P<vhost>.*?)\nQUEUE: (?P<queue>.*?)\n(?P<v2>INDEX: v2\n)?\Z", re.DOTALL)
+_VHOST, _QUEUE, _V2 = b"VHOST: ", b"\nQUEUE: ", b"\nINDEX: v2\n"
 _ENTRIES = re.compile(rb"\{\s*segment_entry_count\s*,\s*(\d{1,6})\s*\}")
 HASHED = re.compile(r"[0-9A-Z]{20,25}")
 """Names of hashed directories, but for one in a million million."""
@@ -67,10 +67,12 @@ def split_sub_queue(queue: bytes) -> tuple[bytes, int | None]:
 
 
 def read_queue_name(data: bytes) -> QueueNameFile | None:
-    """Read ``.queue_name``, or return None. A name may have line breaks; the hash of the directory decides about doubt."""
-    if (found := _QUEUE_NAME.match(data)) is None:
+    """Read ``.queue_name``, or return None. The name of a sub-queue of priority 10 ends with a line break."""
+    end, version = (len(data) - len(_V2), 2) if data.endswith(_V2) else (len(data) - 1, 1)
+    vhost, mark, queue = data[:end].partition(_QUEUE)
+    if not (data.endswith(b"\n") and vhost.startswith(_VHOST) and mark):
         return None
-    return QueueNameFile(found["vhost"], found["queue"], 2 if found["v2"] else 1)
+    return QueueNameFile(vhost.removeprefix(_VHOST), queue, version)
 
 
 def read_segment_entries(data: bytes) -> int | None:
