@@ -10,23 +10,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rabbitmq_files.tables import read_log
+from rabbitmq_files.tables import read_log, text_of
 
-LATEST_LOG = "LATEST.LOG"
+LATEST_LOG, PREVIOUS_LOG = "LATEST.LOG", "PREVIOUS.LOG"
+"""The second is there while the changes in it are copied to the tables."""
 TABLES = (
     "rabbit_vhost", "rabbit_durable_queue", "rabbit_durable_exchange", "rabbit_durable_route", "rabbit_runtime_parameters",
     "rabbit_user", "rabbit_user_permission", "rabbit_topic_permission",
 )  # fmt: skip
 """Tables that are read."""
-FILES = (LATEST_LOG, *(f"{table}.{kind}" for table in TABLES for kind in ("DCD", "DCL")))
-"""Names of their files, in the directory of the node."""
+FILES = (*(f"{table}.{kind}" for table in TABLES for kind in ("DCD", "DCL")), PREVIOUS_LOG, LATEST_LOG)
+"""Names of their files, in the directory of the node, the oldest changes first."""
 
 
 @dataclass(slots=True)
 class NodeTables:
-    """Records of each table by key: Erlang tuples, as :mod:`rabbitmq_files.terms` decodes them."""
+    """Records of each table by the text of the key: Erlang tuples, as :mod:`rabbitmq_files.terms` decodes them."""
 
-    records: dict[str, dict[Any, tuple[Any, ...]]] = field(default_factory=dict)
+    records: dict[str, dict[str, tuple[Any, ...]]] = field(default_factory=dict)
     damage: list[tuple[str, int, int, str]] = field(default_factory=list)
     """File, offset, size and reason."""
     node: str = ""
@@ -61,7 +62,7 @@ class DurableQueue:
 def read_tables(files: Mapping[str, bytes]) -> NodeTables:
     """Read the tables of a node from the content of :data:`FILES`, as far as they are there."""
     found = NodeTables()
-    for name in FILES[1:] + FILES[:1]:
+    for name in FILES:
         if name not in files:
             continue
         log = read_log(files[name])
@@ -77,9 +78,9 @@ def _changes(file: str, item: Any, found: NodeTables) -> Iterator[tuple[str, Any
     """Yield table, key, record and operation of an item."""
     if not isinstance(item, tuple) or not item or item[0] == "log_header":
         return
-    if file == LATEST_LOG:
+    if file in (LATEST_LOG, PREVIOUS_LOG):
         if item[0] == "commit" and len(item) >= 6:
-            found.node = found.node or str(item[1])
+            found.node = found.node or (str(item[1]) if isinstance(item[1], str) else "")
             for copies in item[3:6]:
                 for change in copies if isinstance(copies, list) else ():
                     yield from _change(change)
@@ -99,20 +100,11 @@ def _apply(found: NodeTables, table: Any, key: Any, record: Any, operation: Any)
     if table not in TABLES:
         return
     rows = found.records.setdefault(str(table), {})
-    try:
-        if operation == "write" and isinstance(record, tuple):
-            rows[_hashable(key)] = record
-        elif operation in ("delete", "delete_object"):
-            rows.pop(_hashable(key), None)
-    except TypeError:
-        found.damage.append((str(table), 0, 0, "a key of a form that no table has"))
-
-
-def _hashable(key: Any) -> Any:
-    """Return a key with tuples for lists: those of bindings have arguments."""
-    if isinstance(key, list | tuple):
-        return tuple(map(_hashable, key))
-    return key
+    # By text, as crafted integers can all have one hash.
+    if operation == "write" and isinstance(record, tuple):
+        rows[repr(key)] = record
+    elif operation in ("delete", "delete_object"):
+        rows.pop(repr(key), None)
 
 
 def vhosts(tables: NodeTables) -> list[bytes]:
@@ -141,7 +133,7 @@ def _own_directory(kind: str, row: tuple[Any, ...]) -> str | None:
     value = state.get("uid") if kind == "quorum" else state.get("name")
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
-    return str(value) if isinstance(value, str) else "".join(map(chr, value)) if isinstance(value, list) else None
+    return str(value) if isinstance(value, str) else text_of(value)
 
 
 def _is_resource(value: Any, kind: str) -> bool:

@@ -5,7 +5,6 @@ Sources: the manuals of ``disk_log``, ``ets:tab2file`` and ``dets``, and files o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,8 @@ LOG_MAGIC = b"\x01\x02\x03\x04"
 CLOSED, OPEN = b"cXM\x0b", b"\x06\x07\x08\x09"
 """After the magic: the log was closed properly, or its writer was killed."""
 _ITEM = b"bWLA"
+_LARGE, _MD5_SIZE = 65528, 16
+"""Size of an item from which on a checksum of its size is before its term, and size of the checksum."""
 _USED = b"\x12\x34\x56\x78"
 _DETS_COOKIE = b"\x00\xab\xcd\xef"
 
@@ -38,16 +39,25 @@ def read_log(data: bytes) -> Table:
     at = 8
     while at + 8 <= len(data) and data[at + 4 : at + 8] == _ITEM:
         size = int.from_bytes(data[at : at + 4], "big")
-        if at + 8 + size > len(data):
+        begin = at + 8 + (_MD5_SIZE if size >= _LARGE else 0)
+        if begin + size > len(data):
             break
-        try:
-            found.terms.append((at, decode(data[at + 8 : at + 8 + size])[0]))
-        except TermError as error:
-            found.damage.append((at, 8 + size, str(error)))
-        at += 8 + size
+        _add(found, at, data[at : begin + size], begin - at)
+        at = begin + size
     if data[at:].strip(b"\0"):
         found.damage.append((at, len(data) - at, "is no item of a log, or a torn one"))
     return found
+
+
+def _add(found: Table, offset: int, item: bytes, begin: int) -> None:
+    """Add the term that begins in an item at ``begin`` and ends with it."""
+    try:
+        term, end = decode(item, begin)
+        if end != len(item):
+            raise TermError(f"{len(item) - end} bytes after the term of an item")
+        found.terms.append((offset, term))
+    except TermError as error:
+        found.damage.append((offset, len(item), str(error)))
 
 
 def read_dets(data: bytes) -> Table:
@@ -56,29 +66,28 @@ def read_dets(data: bytes) -> Table:
     if data[4:8] != _DETS_COOKIE:
         found.damage.append((0, min(len(data), 8), "has no header of a DETS file"))
         return found
-    at = data.find(_USED)
-    while at >= 4:
-        begin = at - 4
-        end = begin + int.from_bytes(data[begin:at], "big")
-        for offset, size in _objects(data, at + 4, min(end, len(data))):
-            try:
-                found.terms.append((offset, decode(data[offset + 4 : offset + size])[0]))
-            except TermError as error:
-                found.damage.append((offset, size, str(error)))
-        at = data.find(_USED, max(end if end <= len(data) else 0, at + 4))
+    mark = data.find(_USED)
+    while mark >= 4:
+        at, end = mark + 4, mark - 4 + int.from_bytes(data[mark - 4 : mark], "big")
+        if not at <= end <= len(data):
+            found.damage.append((mark - 4, 8, "a bucket that is cut"))
+            end = at
+        while at < end:
+            size = int.from_bytes(data[at : at + 4], "big")
+            if size < 5 or at + size > end:
+                found.damage.append((at, end - at, "is no object of a bucket"))
+                break
+            _add(found, at, data[at : at + size], 4)
+            at += size
+        mark = data.find(_USED, end + 4)
     return found
-
-
-def _objects(data: bytes, at: int, end: int) -> Iterator[tuple[int, int]]:
-    while at + 5 <= end:
-        size = int.from_bytes(data[at : at + 4], "big")
-        if size < 5 or at + size > end:
-            return
-        yield at, size
-        at += size
 
 
 def text_of(value: Any) -> str | None:
     """Return an Erlang string, a list of characters, as text; None for anything else."""
-    is_text = isinstance(value, list) and value and all(isinstance(one, int) and 0 < one < 0x110000 for one in value)
-    return "".join(map(chr, value)) if is_text else None
+    try:
+        text = "".join(map(chr, value)) if isinstance(value, list) else ""
+        text.encode()  # halves of surrogate pairs cannot be printed
+    except (OverflowError, TypeError, ValueError):
+        return None
+    return text or None
