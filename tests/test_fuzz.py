@@ -127,9 +127,9 @@ def test_large_inputs_after_mutations(name):
 extremes = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in EXTREMES for kind in EXTREMES[name]])
 SLOWEST = 20e-6
 """Seconds a byte of a file, at the most; a thousand bytes of a compressed term can be a million."""
-MULTIPLE = {"settings": 40, "scrub-state": 40, "rocketmq-config": 40}
+MULTIPLE = {"settings": 40, "scrub-state": 40, "rocketmq-config": 40, "rabbitmq-term": 80, "rabbitmq-tables": 40}
 """Of a file's size, the memory that is allowed where it is not 16. ``msgstore.json`` is refused above 1 MiB, the state of a
-scrub above 16 MiB, a file of RocketMQ's configuration above 64 MiB."""
+scrub above 16 MiB, a file of RocketMQ's configuration above 64 MiB. An empty list of Erlang has one byte, and 64 in Python."""
 
 
 def parse(target: FuzzTarget, data: bytes) -> None:

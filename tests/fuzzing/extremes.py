@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from random import Random
 
-from fuzzing import messages
+from fuzzing import messages, rabbitmq
 from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, Form, frame, real, written
 from msgstore.engine.segment.hints import write_hint
 from msgstore_ets_index import snapshot
@@ -217,5 +217,6 @@ EXTREMES: dict[str, dict[str, Family]] = {
         "bomb of atoms": _bomb(b"w\0"),
     },
     **messages.EXTREMES,
+    **rabbitmq.EXTREMES,
 }  # fmt: skip
 """Target to what is tried with it."""

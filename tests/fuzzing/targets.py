@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from fuzzing import corpus, messages
+from fuzzing import corpus, messages, rabbitmq
 from fuzzing.mutations import Member
 from msgstore.cli.commands.verify import ScrubState, parse_state
 from msgstore.contract import RESCUED_KEY, Columns, ConfigError, NoOptions, RecordError, SegmentFormat, SegmentScan, StoreError
@@ -36,6 +36,8 @@ from msgstore_rocketmq_log import check as check_record
 from msgstore_rocketmq_log.files import read_index
 from msgstore_rocketmq_log.frame import read_frame
 from msgstore_rocketmq_log.inner_batch import BodyError, split
+from rabbitmq_files.properties import PropertiesError, read_properties
+from rabbitmq_files.terms import TermError
 
 Judge = Callable[[Any, bytes, Member], None]
 """Called with the result of a parser, a mutated input, and what that was made of."""
@@ -267,6 +269,11 @@ TARGETS = {
             "rocketmq-store", 4, messages.stores, messages.read_store, messages.all_there, (ConfigError,), messages.with_sums
         ),
         FuzzTarget("rocketmq-config", 4, messages.tables, messages.configured, messages.known),
+        FuzzTarget("rabbitmq-term", 12, rabbitmq.terms, rabbitmq.read_term, rabbitmq.decoded, (TermError,)),
+        FuzzTarget("rabbitmq-properties", 6, rabbitmq.properties, read_properties, rabbitmq.propertied, (PropertiesError,)),
+        FuzzTarget("rabbitmq-index-v1", 6, rabbitmq.indexes_v1, rabbitmq.read_v1, rabbitmq.indexed_v1),
+        FuzzTarget("rabbitmq-index-v2", 6, rabbitmq.indexes_v2, rabbitmq.read_v2, rabbitmq.indexed_v2),
+        FuzzTarget("rabbitmq-tables", 6, rabbitmq.tables, rabbitmq.read_all, rabbitmq.listed),
         FuzzTarget("json-line", 8, messages.lines, partial(parse_line, where=str), messages.encoded, (StoreError,)),
     )
 }
