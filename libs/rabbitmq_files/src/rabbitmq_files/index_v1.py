@@ -21,6 +21,8 @@ MAX_ENTRIES = 1 << 14
 ID_OFFSET = {False: 2, True: 8}
 """Offset of the id in a publish of a segment, and of the journal."""
 
+_CHECKED_REST = 2**26
+"""Bytes after the last entry that are checked for others than zeros. A sparse file may claim any size."""
 _BODY = Struct(">16sQII")
 _SEGMENT_HEAD, _JOURNAL_HEAD = Struct(">H"), Struct(">Q")
 
@@ -110,8 +112,7 @@ def _publish(data: Buffer, at: int, head: int, *, is_persistent: bool) -> Publis
 
 def _ended(found: IndexFile, data: Buffer, at: int) -> IndexFile:
     found.end = at
-    rest = data[at:]
-    if rest.strip(b"\0"):
+    if data[at : at + _CHECKED_REST].strip(b"\0"):
         found.reason = "bytes that are no entry, or one that is cut"
     return found
 

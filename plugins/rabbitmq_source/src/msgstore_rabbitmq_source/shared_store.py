@@ -15,12 +15,15 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from msgstore import load_catalogue
-from msgstore.contract import FormatContext, SegmentFormat, SourceContext, SourceDamage
+from msgstore.contract import Buffer, FormatContext, SegmentFormat, SourceContext, SourceDamage
 from msgstore_rabbitmq_source.layout import VhostFiles, joined
 from rabbitmq_files.messages import MessageError, read_message
 
-_TERM = re.compile(rb"\x83[hP]")
+_TERM = re.compile(rb"\x83h(?:\x06(?:d\0|w)\x0dbasic_message|\x04(?:d\0|w)\x02mc)")
 """Begin of the term of a message."""
+_MAX_FAILED = 1000
+"""Terms of one file that begin like a message and are none, before the search in it ends: each may take long to decode."""
+_NOT_ZERO = re.compile(rb"[^\0]")
 _OPEN_FILES = 64
 _ID_SIZE = 16
 
@@ -133,7 +136,7 @@ class SharedStore:
         for span in scan.damage:
             self._report(file, span.offset, span.size, span.reason)
         for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True):
-            if data[offset : offset + size].strip(b"\0"):
+            if any(_NOT_ZERO.search(data, *part) for part in _stored(data, offset, offset + size)):
                 self._report(file, offset, size, "bytes that are no record and not zero")
         if scan.end.state != "clean":
             self._report(file, scan.end.offset, len(data) - scan.end.offset, scan.end.reason or scan.end.state)
@@ -157,14 +160,17 @@ class SharedStore:
         data = self._context.read(file)
         known = self._index()
         overhead = segment_formats()[PurePosixPath(file).suffix].body_span(b"", 0, 0)[0]
-        for match in _TERM.finditer(data):
-            at = match.start()
+        failed = 0
+        for at in _find_all(data):
             msg_id = data[at - _ID_SIZE : at]
             if at < overhead or msg_id in known or msg_id in found:
                 continue
             try:
                 message, end = read_message(data, at)
             except MessageError:
+                failed += 1
+                if failed == _MAX_FAILED:
+                    return
                 continue
             if message.msg_id == msg_id:
                 found[msg_id] = Place(file, at - overhead, end - at + overhead, at, end - at, is_corrected=True)
@@ -179,6 +185,21 @@ class SharedStore:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(f"{name}: is no regular file")
         return os.pread(file, size, offset)
+
+
+def _find_all(data: Buffer) -> Iterator[int]:
+    """Yield the offsets at which a message may begin."""
+    for begin, end in _stored(data, 0, len(data)):
+        yield from (match.start() for match in _TERM.finditer(data, begin, end))
+
+
+def _stored(data: Buffer, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a span without the holes of a sparse file, if the file tells them."""
+    stored_parts = getattr(data, "stored_parts", None)
+    for first, last in stored_parts(begin) if stored_parts else [(begin, end)]:
+        if first >= end:
+            return
+        yield first, min(last, end)
 
 
 def _join(path: Path, name: str) -> Path:
