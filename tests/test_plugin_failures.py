@@ -175,6 +175,10 @@ def test_flush_refuses_sizes_that_do_not_fit(change, said, typed, tmp_path, monk
         monkeypatch.undo()
         store.flush()
         assert (confirmed, contents(store)) == ([A, B], {A: b"body", B: b"another"})
+    if typed:
+        monkeypatch.setattr(kind, "encode", lambda self, ids, bodies: change(*encode(self, ids, bodies)))
+        stderr = command("salvage", tmp_path, f"{tmp_path}-new", "--record", "audit", code=2).stderr
+        assert re.search(f"{tmp_path}-new: {named}.* failed in encode: .*{said}", stderr)
 
 
 @pytest.mark.parametrize(
