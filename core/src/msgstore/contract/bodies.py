@@ -47,7 +47,7 @@ class BodyCodec(Protocol):
     """Methods are called from any thread, several at a time, and keep no state between calls."""
 
     def encode(self, msg_id: bytes, body: bytes) -> bytes:
-        """Return the stored body. Called by ``write``, and by jobs that write stores.
+        """Return the stored body, which ``decode`` reads. Called by ``write``, and by jobs that write stores.
 
         If it raises, ``write`` refuses the message: MessageTooLarge is passed on, any other exception becomes BodyRefused.
         """
@@ -56,7 +56,8 @@ class BodyCodec(Protocol):
         """Return the client's body, or a StoredBody if there is no plain form. Raises RecordError for a damaged body."""
 
     def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
-        """Return True if ``stored`` is a whole body of this codec. Called by scans, with any bytes."""
+        """Return True if ``stored`` is a whole body of this codec, which ``decode`` reads. Called by scans, with any bytes.
+        The codec decides whether further bytes after a whole body are damage."""
 
 
 class BodyCodecWithFields(BodyCodec, Protocol):

@@ -43,7 +43,8 @@ class Capability(enum.Enum):
     LIVE_READS = "live-reads"
     """Index, with PERSISTENT: other processes can read it while one writes. See ``live`` of :class:`IndexContext`."""
     SELF_DESCRIBING = "self-describing"
-    """Segment format, always with COMPACTABLE: a message that returns is written anew, as its dead record may be a hole."""
+    """Segment format: a message that returns is written anew, as its dead record may be a hole. A format that claims
+    COMPACTABLE claims this, too; neither implies the other."""
     COMPACTABLE = "compactable"
     """Segment format: segments can be compacted in place. The format is a :class:`CompactableFormat`."""
     TYPED_RECORDS = "typed-records"

@@ -161,8 +161,9 @@ class Index(Protocol):
     def freeze(self, state: Mapping[bytes, bytes | None]) -> None:
         """Set all changes so far, and ``state``, aside for the next ``commit``.
 
-        A value of None removes a key; keys have 1 to 511 bytes (ValueError). Does no I/O. Called again before a ``commit``, or
-        during one, it adds to what is set aside. An index without PERSISTENT does nothing.
+        A value of None removes a key; keys have 1 to 511 bytes (ValueError). Does no I/O. The caller may change the mapping
+        afterwards. Called again before a ``commit``, or during one, also one that fails, it adds to what is set aside. An
+        index without PERSISTENT does nothing.
         """
 
     def commit(self) -> None:

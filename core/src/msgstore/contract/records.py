@@ -69,7 +69,7 @@ class RecordContext:
 
 
 class RecordType(Protocol):
-    """Methods are called from any thread, several at a time, and keep no state between calls."""
+    """Methods are called from any thread, several at a time, and keep no state between calls, such as a counter."""
 
     overhead: int
     """Size of a record without its body, the same for all bodies and options. A record has the body unchanged, in one piece."""

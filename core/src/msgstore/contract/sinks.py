@@ -86,8 +86,8 @@ class Sink(Protocol):
         """
 
     def flush(self) -> Mapping[str, Any]:
-        """Return when everything taken so far outlasts a power loss. The result is JSON, from which ``SinkContext.token``
-        continues."""
+        """Return when everything taken so far outlasts a power loss. The result is JSON, a new mapping at each call, from which
+        ``SinkContext.token`` continues."""
 
     def finish(self) -> None:
         """Complete the destination. Called once, after the last ``flush``. Another call after a crash has the same result."""
@@ -100,5 +100,6 @@ class JoiningSink(Sink, Protocol):
     """A sink with the capability JOINS: parts of a conversion are written in parallel."""
 
     def join(self, parts: Sequence[str]) -> None:
-        """Add the destinations that other sinks with the same options have completed, in this order. They may be moved. Called
-        before ``flush`` and ``finish``. Raises StoreError for parts that cannot stand together."""
+        """Add the destinations that other sinks with the same options have completed, in this order, whatever their names. They
+        may be moved. Called before ``flush`` and ``finish``. Raises StoreError or OSError for a part that is not complete, if
+        the sink can tell, and for parts that cannot stand together."""

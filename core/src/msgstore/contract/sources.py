@@ -70,7 +70,7 @@ class SourceContext:
     """Returns the content of a regular file by its path relative to ``path``, or of ``path`` itself for "": bytes, or an
     ``mmap`` for more than 64 MiB, whose slices are bytes. Raises OSError, also for a pipe or a device."""
     now_ms: int = 0
-    """The time by which messages expire."""
+    """The time by which messages expire. A source asks no clock."""
     raw: bool = False
     """True if batches have ``raws``."""
     accepts: frozenset[str] | None = None
@@ -89,8 +89,9 @@ class Source(Protocol):
         """Yield the messages of a queue at the positions from ``first`` up to ``stop`` (None: all), in batches of up to some
         MiB, and the damage that was met. Messages in every state are included.
 
-        A position has the same message at each call. Never yields a wrong body, and takes time and memory linear in the bytes
-        that are there, whatever they claim. With RANDOM_ACCESS, the time depends on the positions asked for only.
+        A position has the same message at each call, in damaged files, too. Never yields a wrong body, and takes time and
+        memory linear in the bytes that are there, whatever they claim. With RANDOM_ACCESS, the time depends on the positions
+        asked for only. Damage that leaves nothing of a queue is yielded, raises an error, or makes a part that is not read.
         """
 
     def damage(self) -> Iterable[SourceDamage]:
