@@ -63,6 +63,8 @@ def test_directory_is_listed_highest_number_first(tmp_path):
     assert ignored(found) == ["1.sqs.tmp", "notes.txt"]
     msgstore.open_store(tmp_path / "store", body="erlang").close()
     assert (find(tmp_path / "store").inputs, find(tmp_path / "store").codecs) == ((), ("erlang",))
+    assert (tmp_path / "store" / "clean.dot").exists()
+    assert ignored(find(tmp_path / "store")) == []
 
 
 def test_real_directories_have_their_sizes():

@@ -233,7 +233,7 @@ class _Search:
                     sizes.setdefault(name, size)
                 else:
                     found |= self._refuse(directory / name, size)
-            elif isinstance(size, int) or size.errno != errno.EISDIR:
+            elif not _is_own(name, files) and (isinstance(size, int) or size.errno != errno.EISDIR):
                 self.ignored.add(str(directory / name))
         return found or sizes is not None
 
@@ -337,6 +337,11 @@ def _real(path: Path) -> Path:
 
 def _is_unfinished(path: Path) -> bool:
     return any(_UNFINISHED.fullmatch(part) for part in path.parts)
+
+
+def _is_own(name: str, files: Collection[str]) -> bool:
+    """Return True for a file that a store of msgstore keeps beside its segments."""
+    return name.startswith(("msgstore.", "msgstore-")) or (name == CLEAN and SETTINGS in files)
 
 
 def _age(name: str) -> tuple[int, str, str]:
