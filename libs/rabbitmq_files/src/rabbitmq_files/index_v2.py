@@ -18,6 +18,10 @@ INDEX_MAGIC, STORE_MAGIC = b"RCQI", b"RCQS"
 VERSION = 2
 HEADER_SIZE = 64
 ENTRY_SIZE = 32
+MAX_ENTRIES = 2**20
+"""Entries of a segment that are read. Brokers have 4,096, unless they are configured otherwise."""
+_CHECKED_REST = 2**26
+"""Bytes after the last entry that are checked for others than zeros. A sparse file may claim any size."""
 
 _HEADER = Struct(">4sBQQ")
 _ENTRY = Struct(">BBBB16sIQ")
@@ -74,7 +78,7 @@ def read_index(data: Buffer) -> Segment:
             found.damage.append((0, min(len(data), HEADER_SIZE), reason))
         return found
     _, _, found.first, found.stop = _HEADER.unpack_from(data)
-    count = min((len(data) - HEADER_SIZE) // ENTRY_SIZE, found.stop - found.first)
+    count = min((len(data) - HEADER_SIZE) // ENTRY_SIZE, found.stop - found.first, MAX_ENTRIES)
     for row in range(count):
         at = HEADER_SIZE + row * ENTRY_SIZE
         if data[at] == 0:
@@ -92,7 +96,7 @@ def read_index(data: Buffer) -> Segment:
         else:
             found.entries.append(Entry(number, at, persistent, "memory", b"", 0, 0, body_size, expiry))
     end = HEADER_SIZE + count * ENTRY_SIZE
-    if data[end:].strip(b"\0"):
+    if data[end : end + _CHECKED_REST].strip(b"\0"):
         found.damage.append((end, len(data) - end, "an entry that is cut, or after the last number of the segment"))
     _drop_overlapping(found)
     return found
