@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import msgstore
 from msgstore.contract import ConfigError
 from msgstore.scan import describe
 from msgstore_spark import check_executors, upload_wheels
-from msgstore_spark.executors import fingerprint
+from msgstore_spark.executors import differences, fingerprint
 
 # -- executors with this Python -----------------------------------------------------------------------------------------------
 
@@ -30,6 +31,8 @@ WORK = """
     import json, os, sys
     from pathlib import Path
     import msgstore
+    from msgstore.jobs.messages.conversion_plan import plan_convert
+    from msgstore.jobs.messages.selection import select
     from msgstore.jobs.runner import make_runner
     from msgstore.jobs.salvage import plan_salvage
     from msgstore_spark import check_executors, session
@@ -44,7 +47,11 @@ WORK = """
         os.chdir(Path(store).parent)  # a job's paths may be relative, wherever executors run
         job = plan_salvage(catalogue, [Path(Path(store).name)], Path(rescued))
         report = make_runner(catalogue, "spark", {}).salvage(job, lambda done, known: progress.append((done, known)))
+        relative = os.path.relpath(rescued + ".parquet")
+        job = plan_convert(catalogue, Path(Path(store).name), relative, select())
+        converted = make_runner(catalogue, "spark", {}).convert(job)
         print(json.dumps({
+            "converted": [converted.destination == relative, converted.total("written")],
             "answered": answered, "columns": found.columns, "rows": [list(row) for row in rows],
             "messages": report.messages, "progress": progress[-1:],
         }))
@@ -90,7 +97,8 @@ def test_executors_read_and_salvage(request, audited, tmp_path, master, config, 
     assert {row[4] for row in written} == {"billing"}
     assert len(written) == found["messages"] == 1000
     assert sorted(found["rows"]) == read(tmp_path / "rescued") == written
-    assert [path.name for path in tmp_path.iterdir()] == ["rescued"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rescued", "rescued.parquet"]
+    assert found["converted"] == [True, 1000]
     for done, known in found["progress"]:
         assert 0 < done == known
 
@@ -120,18 +128,25 @@ def test_connect_and_classic_alternate_in_process(connect_server):
 
 
 def test_cluster_without_workers_is_refused(tmp_path):
+    """At the start of a job, and also while its tasks wait."""
     program = """
         import sys
-        from msgstore_spark import SparkUnavailable, check_executors, executors, session
-        executors.EXECUTOR_TIMEOUT_SECONDS = 1
+        from msgstore_spark import SparkUnavailable, check_executors, executors, runner, session
+
+        def work(spark):
+            with runner.watch(spark):
+                spark.range(1).collect()
+
+        executors.TIMEOUT_SECONDS = 1
         with session(sys.argv[1]) as spark:
-            try:
-                check_executors(spark)
-            except SparkUnavailable as error:
-                print(error)
+            for act in (check_executors, work):
+                try:
+                    act(spark)
+                except SparkUnavailable as error:
+                    print(error)
     """
     with clusters.standalone(tmp_path, workers=0) as url:
-        assert f"{url}: no executor started within 1 s. Check that it has workers" in clusters.run(program, url)
+        assert clusters.run(program, url).count(f"{url}: no executor within 1 s. Check that it has workers") == 2
 
 
 # -- executors whose Python has no msgstore: uploaded wheels make it available ------------------------------------------------
@@ -195,13 +210,13 @@ def test_missing_distributions_are_named_and_uploaded(bare_python, wheels):
     nothing, forgotten, answered = ask(CLUSTER, [], some, wheels, python=bare_python)
     assert nothing[0] == forgotten[0] == "executors differ from the driver"
     assert "msgstore-spark cannot be used (ModuleNotFoundError: No module named 'msgstore_spark')" in nothing[1]
-    there = nothing[1].partition("Try there: pip install ")[2].split(", or install from a checkout")[0].split()
+    there = nothing[1].partition("Install there: ")[2].split(", from a checkout, or as wheels")[0].split()
     assert there == sorted(there)
     assert "acme-audit-record==1.0.0" in nothing[1]
     assert len(nothing) == len(forgotten) == 2
     assert forgotten[1].startswith("on ")
     assert "record audit of v2: nothing; here acme-audit-record 1.0.0" in forgotten[1]
-    assert "Try there: pip install acme-audit-record==1.0.0, or install from a checkout" in forgotten[1]
+    assert "Install there: acme-audit-record==1.0.0, from a checkout, or as wheels" in forgotten[1]
     assert answered == 2
 
 
@@ -240,17 +255,34 @@ def test_unusable_python_is_named():
                 print(error)
     """
     (line,) = clusters.run(program).splitlines()
-    assert line.startswith("the executors cannot run Python: [PYTHON_VERSION_MISMATCH]")
+    assert line.startswith(f"executors: {sys.executable} cannot be run: [PYTHON_VERSION_MISMATCH]")
     assert "3.99" in line
     assert ".. " not in line
     version = "{}.{}".format(*sys.version_info)
     assert f"Set PYSPARK_PYTHON to a Python {version} that is at the same path on every host; for DataFrames" in line
     ((line,),) = ask("local[2]", [], python="/no/such/python")
-    assert "/no/such/python" in line
+    assert re.match(r"on \S+: /no/such/python cannot be run: ", line)
 
 
-@pytest.mark.parametrize(("python", "why"), [("/no/such/python", "cannot be run"), ("bare", "cannot import msgstore_spark")])
-def test_unusable_planner_is_warned_of(request, python, why):
+def test_remedy_is_one_for_each_distribution():
+    here = {"Python": "3.11", "source a": "acme 2 (contract 1.0)", "sink a": "acme 2 (contract 1.0)"}
+    assert differences(here, here) == []
+    python, line = differences(here, {"Python": "3.12"})
+    assert python.startswith("Python 3.12, here 3.11. Set PYSPARK_PYTHON")
+    assert line.startswith("source a, sink a: nothing; here acme 2 (contract 1.0). Install there: acme==2, from a checkout")
+    (line,) = differences(here, {"Python": "3.11", "plugin acme": "fails: ModuleNotFoundError: No module named 'attr'"})
+    assert line.endswith("Install there: attrs, a dependency")
+
+
+@pytest.mark.parametrize(
+    ("python", "why"),
+    [
+        ("/no/such/python", "cannot be run"),
+        ("bare", "cannot import msgstore_spark"),
+        ("other", "differs from the driver's Python"),
+    ],
+)
+def test_unusable_planner_is_warned_of(request, tmp_path, python, why):
     """A session for DataFrames warns, the one of a job does not."""
     program = """
         import logging, sys
@@ -260,9 +292,14 @@ def test_unusable_planner_is_warned_of(request, python, why):
             with start("local[2]") as spark:
                 print(start.__name__)
     """
+    if python == "other":
+        python = str(tmp_path / "python")
+        Path(python).write_text(f"#!/bin/sh\necho '{json.dumps(fingerprint() | {'Python': '3.99'})}'\n")
+        Path(python).chmod(0o755)
     python = request.getfixturevalue("bare_python") if python == "bare" else python
-    job, warning, _ = clusters.run(program, env={"PYSPARK_PYTHON": python}).splitlines()
+    job, warning, *more, _ = clusters.run(program, env={"PYSPARK_PYTHON": python}).splitlines()
     assert job == "open_session"
+    assert ["Python 3.99, here" in line for line in more] == [True] * why.startswith("differs")
     assert warning.startswith(f"PYSPARK_PYTHON: {python} {why} on this machine")
 
 

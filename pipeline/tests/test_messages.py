@@ -23,7 +23,7 @@ from msgstore.jobs.messages import parallel
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.selection import select, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import open_source, source_spec
-from msgstore_spark import messages
+from msgstore_spark import ExecutorMismatch, messages
 from msgstore_spark.messages import MessageOptions, MessageReader
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
@@ -134,8 +134,17 @@ def test_stream_of_messages_is_refused(spark):
         ).queryName("q").start().processAllAvailable()
 
 
+def test_command_shows_a_line_for_each_difference(spark, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise ExecutorMismatch("executors differ\non a: x\non b: y")
+
+    monkeypatch.setattr("msgstore_spark.executors.check_executors", refuse)
+    done = CliRunner().invoke(main, ["convert", str(SOURCES["kestrel"]), str(tmp_path / "out.parquet"), "--master", "local[2]"])
+    assert done.stderr.splitlines() == ["msgstore: executors differ", "msgstore: on a: x", "msgstore: on b: y"]
+
+
 def test_command_converts_on_spark(spark, tmp_path):
-    arguments = ["convert", str(SOURCES["kestrel"]), str(tmp_path / "out.parquet"), "--runner", "spark", "--json"]
+    arguments = ["convert", str(SOURCES["kestrel"]), str(tmp_path / "out.parquet"), "--master", "local[2]", "--json"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 1, done.output  # one of the journals is broken
     local = CliRunner().invoke(main, [*arguments[:2], str(tmp_path / "local.parquet"), "--json"])

@@ -21,6 +21,9 @@ class SparkUnavailable(MsgStoreError):
 class ExecutorMismatch(MsgStoreError):
     """Executors have another Python, msgstore or plugin than the driver, or cannot read the input files."""
 
+    has_lines = True
+    """The command line keeps the lines."""
+
 
 class SparkFailed(MsgStoreError):
     """Spark ended a job, and no error of msgstore was the reason."""

@@ -35,8 +35,8 @@ from msgstore.jobs.workers import disabled_plugins
 from msgstore_spark.errors import ExecutorMismatch, SparkUnavailable
 from msgstore_spark.sessions import in_this_process
 
-EXECUTOR_TIMEOUT_SECONDS = 60.0
-"""Time for the first executor of a cluster to start."""
+TIMEOUT_SECONDS = 60.0
+"""Time that a cluster may be without an executor."""
 ROUNDS = 5
 """Attempts to reach every executor: one that is busy does not get a task of the check."""
 MIN_ARROW_VERSION = 18
@@ -79,18 +79,15 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
     action, such as a ``pip`` command. Raises SparkUnavailable if a cluster starts no executor within a minute.
     """
     checked = list(map(os.path.abspath, paths))
-    deadline = time.monotonic() + EXECUTOR_TIMEOUT_SECONDS
-    while not is_remote() and not _executor_count(spark):
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not is_remote() and not count(spark):
         if time.monotonic() > deadline:
-            raise SparkUnavailable(
-                f"{spark.sparkContext.master}: no executor started within {EXECUTOR_TIMEOUT_SECONDS:g} s. Check that it has "
-                "workers with enough cores and memory (spark.cores.max, spark.executor.cores, spark.executor.memory)"
-            )
+            raise no_executor(spark)
         time.sleep(0.2)  # Spark has no call that waits for executors
     answers: dict[tuple[str, int], Answer] = {}
     for _ in range(ROUNDS):
         answers |= {(answer["host"], answer["process"]): answer for answer in _ask_executors(spark, checked)}
-        known = len(answers) if is_remote() else _executor_count(spark)
+        known = len(answers) if is_remote() else count(spark)
         if len(answers) >= known:
             break
     else:
@@ -102,10 +99,18 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
     return len(answers)
 
 
+def no_executor(spark: SparkSession) -> SparkUnavailable:
+    """Return the error for a cluster without executors."""
+    return SparkUnavailable(
+        f"{spark.sparkContext.master}: no executor within {TIMEOUT_SECONDS:g} s. Check that it has workers with enough cores "
+        "and memory (spark.cores.max, spark.executor.cores, spark.executor.memory)"
+    )
+
+
 def _problems(here: Mapping[str, str], answer: Answer) -> list[str]:
     if answer["problem"]:
         ours = sorted({_pinned(here[key]) for key in here if not key.startswith(("Python", "pyarrow", "plugin "))})
-        return [f"msgstore-spark cannot be used ({answer['problem']}). Try there: pip install {' '.join(ours)}, {_UNPUBLISHED}"]
+        return [f"msgstore-spark cannot be used ({answer['problem']}). {_remedy(answer['problem'], *ours)}"]
     lines = [
         f"{path}: {why}. Executors need it under this path, and permission to read it"
         for path, why in answer["unreadable"].items()
@@ -113,21 +118,37 @@ def _problems(here: Mapping[str, str], answer: Answer) -> list[str]:
     ]
     if len(lines) > MAX_SHOWN_PATHS:
         lines[MAX_SHOWN_PATHS:] = [f"... and {len(lines) - MAX_SHOWN_PATHS} more such files"]
-    there = answer["fingerprint"]
+    return lines + differences(here, answer["fingerprint"])
+
+
+def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """Return a line for each distribution that another Python lacks or has in another version, with the remedy."""
+    lines = []
+    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for key, driver in here.items():
         executor = there.get(key, "nothing")
         if executor == driver or key.startswith("plugin "):  # additional plugins do not matter: the driver names all backends
             continue
         if key == "Python":
             lines.append(f"Python {executor}, here {driver}. Set PYSPARK_PYTHON to a Python {driver} that is on every host")
-            continue
-        why = there.get(f"plugin {driver.split()[0]}")
+        else:
+            found[executor, driver].append(key)
+    for (executor, driver), keys in found.items():
+        why = there.get(f"plugin {driver.split()[0]}", "")
         because = f", because {driver.split()[0]} {why}" if why else ""
-        lines.append(f"{key}: {executor}{because}; here {driver}. Try there: pip install {_pinned(driver)}, {_UNPUBLISHED}")
+        lines.append(f"{', '.join(keys)}: {executor}{because}; here {driver}. {_remedy(why, _pinned(driver))}")
     return lines
 
 
-_UNPUBLISHED = "or install from a checkout, or send wheels with upload_wheels()"
+def _remedy(why: str, *wanted: str) -> str:
+    """Return what to do on a host that lacks distributions, or a dependency of theirs that the reason names."""
+    module = re.search(r"No module named '(\w+)", why)
+    if module and not module[1].startswith("msgstore"):
+        return f"Install there: {metadata.packages_distributions().get(module[1], [module[1]])[0]}, a dependency"
+    how = (
+        "" if wanted[0].startswith("'pyarrow") else ", from a checkout, or as wheels (upload_wheels(), spark-submit --py-files)"
+    )
+    return f"Install there: {' '.join(wanted)}{how}"
 
 
 def _pinned(provider: str) -> str:
@@ -182,14 +203,17 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         known = r"\[PYTHON_VERSION_MISMATCH\].*|Cannot run program \".*|^(?:ModuleNotFound|Import)Error: .*"
         found = re.search(known, str(error), re.MULTILINE)
         reason = found[0] if found else str(error).strip().splitlines()[0]
+        host = re.search(r"\(TID \d+\) \((\S+) executor", str(error))
+        where = f"on {host[1]}" if host else "executors"
+        python = "Python" if is_remote() else spark.sparkContext.pythonExec
         raise ExecutorMismatch(
-            f"the executors cannot run Python: {reason.rstrip('.')}. Set PYSPARK_PYTHON to a Python "
+            f"{where}: {python} cannot be run: {reason.rstrip('.')}. Set PYSPARK_PYTHON to a Python "
             f"{fingerprint()['Python']} that is at the same path on every host; for DataFrames on this one, too"
         ) from None
     return [json.loads(row[0]) for row in rows]
 
 
-def _executor_count(spark: SparkSession) -> int:
+def count(spark: SparkSession) -> int:
     """Return the number of executors of a classic session. With a master ``local``, the driver is the only executor."""
     infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
     return 1 if in_this_process(str(spark.sparkContext.master)) else len(infos) - 1

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
+import attrs
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
+from msgstore.config import Backend
 from msgstore.contract import ConfigError
 from msgstore.jobs.diff import DiffJob, DiffReport
 from msgstore.jobs.inputs import SegmentInput
@@ -27,13 +31,13 @@ from msgstore.jobs.runner import JobRunner
 from msgstore.jobs.salvage import SalvageJob, SalvageReport
 from msgstore.jobs.tasks import ProgressCallback, ProgressMeter
 from msgstore.jobs.workers import DISABLED, disabled_plugins
+from msgstore_spark import executors
 from msgstore_spark.errors import task_errors
-from msgstore_spark.executors import check_executors
 from msgstore_spark.jobs import diff, inventory, reconcile
 from msgstore_spark.plugin import SparkOptions
 from msgstore_spark.salvage import salvage
 from msgstore_spark.sessions import open_session
-from msgstore_spark.tasks import run_tasks
+from msgstore_spark.tasks import absolute, run_tasks
 
 MAX_CHECKED_DIRECTORIES = 100
 """Directories per group of inputs for which executors are asked if they can read them."""
@@ -67,7 +71,7 @@ class SparkRunner(JobRunner):
     ) -> ConvertReport:
         report, parts = plan_parts(job)
         with self._checked_session(progress, [job.source]) as spark:
-            return convert_in_parts(job, report, parts, partial(run_tasks, spark), ProgressMeter(0), on_refused)
+            return convert_in_parts(_absolute(job), report, parts, partial(run_tasks, spark), ProgressMeter(0), on_refused)
 
     @contextmanager
     def _checked_session(
@@ -81,9 +85,20 @@ class SparkRunner(JobRunner):
         for group in inputs:
             paths += islice({os.path.dirname(item.path): item.path for item in group}.values(), MAX_CHECKED_DIRECTORIES)  # noqa: PTH120 - many
         with task_errors():
-            check_executors(spark, paths)
-            with _report_progress(spark, progress):
+            executors.check_executors(spark, paths)
+            with watch(spark, progress):
                 yield spark
+
+
+def _absolute(job: ConvertJob) -> ConvertJob:
+    """Return the job with absolute paths, because executors have other working directories. The report has those as given."""
+    here = Path.cwd()
+    source = absolute(attrs.evolve(job.source, source=_from(here, job.source.source)))
+    return attrs.evolve(job, source=source, sink=_from(here, job.sink), destination=str(here / job.destination))
+
+
+def _from(here: Path, backend: Backend) -> Backend:
+    return attrs.evolve(backend, base=here / backend.base)
 
 
 def _send_disabled(spark: SparkSession) -> None:
@@ -98,30 +113,43 @@ def _send_disabled(spark: SparkSession) -> None:
 
 
 @contextmanager
-def _report_progress(spark: SparkSession, progress: ProgressCallback | None) -> Iterator[None]:
+def watch(spark: SparkSession, progress: ProgressCallback | None = None) -> Iterator[None]:
     """Call ``progress(finished tasks, known tasks)`` five times a second during the block, on another thread.
 
-    After a successful end, all known tasks are reported as finished. A session on Spark Connect reports no progress.
+    After a successful end, all known tasks are reported as finished. Raises SparkUnavailable if there are tasks, but no
+    executor for a minute: Spark would wait for ever. A session on Spark Connect is not watched.
     """
-    if progress is None or is_remote():
+    if is_remote():
         yield
         return
-    tracker, ended, stages = spark.sparkContext.statusTracker(), threading.Event(), dict[int, tuple[int, int]]()
+    context, ended, stages = spark.sparkContext, threading.Event(), dict[int, tuple[int, int]]()
+    tracker, is_lost = context.statusTracker(), threading.Event()
 
     def poll() -> None:
+        seen = time.monotonic()
         while not ended.wait(_POLL_SECONDS):
-            for stage in tracker.getActiveStageIds():
+            active = tracker.getActiveStageIds()
+            for stage in active:
                 if info := tracker.getStageInfo(stage):
                     stages[stage] = info.numCompletedTasks, info.numTasks
-            if stages:
+            if stages and progress:
                 progress(sum(done for done, _ in stages.values()), sum(known for _, known in stages.values()))
+            if not active or executors.count(spark):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > executors.TIMEOUT_SECONDS:
+                is_lost.set()
+                context.cancelAllJobs()
 
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
         yield
+    except Exception as error:
+        if is_lost.is_set():
+            raise executors.no_executor(spark) from error
+        raise
     finally:
         ended.set()
         thread.join()
-    if known := sum(known for _, known in stages.values()):
+    if progress and (known := sum(known for _, known in stages.values())):
         progress(known, known)

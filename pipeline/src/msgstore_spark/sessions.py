@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -94,20 +95,33 @@ def open_session(master: str | None, app_name: str = "msgstore", config: Mapping
     return _start(master, {"spark.app.name": app_name} | settings)
 
 
+_FINGERPRINT = "import json; from msgstore_spark.executors import fingerprint; print(json.dumps(fingerprint()))"
+
+
 def _check_planner(python: str) -> None:
-    """Log a warning if the executors' Python cannot plan queries of DataFrames here, where it gets no uploaded wheels."""
+    """Log a warning if the executors' Python cannot plan queries of DataFrames here, where it gets no uploaded wheels, or not
+    as this one does."""
     if python == sys.executable:
         return
-    try:  # it imports nothing else
-        done = subprocess.run([python, "-c", "import msgstore_spark"], check=False, capture_output=True)
-        why = "cannot import msgstore_spark" if done.returncode else ""
+    from msgstore_spark.executors import differences, fingerprint
+
+    why, details = "", list[str]()
+    try:
+        done = subprocess.run([python, "-c", _FINGERPRINT], check=False, capture_output=True)
     except OSError:
         why = "cannot be run"
+    else:
+        if done.returncode:
+            why = "cannot import msgstore_spark"
+        elif details := differences(fingerprint(), json.loads(done.stdout.splitlines()[-1])):
+            why = "differs from the driver's Python"
     if why:
         log.warning(
             "PYSPARK_PYTHON: %s %s on this machine, where Spark plans queries of DataFrames with it. Install the driver's "
             "packages there, or make a link to an environment that has them. Jobs do not need it", python, why,
         )  # fmt: skip
+    for line in details:
+        log.warning("%s: %s", python, line)
 
 
 def active() -> SparkSession | None:

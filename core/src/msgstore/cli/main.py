@@ -111,7 +111,7 @@ class Program(click.Group):
 
 @contextlib.contextmanager
 def _report_errors() -> Iterator[None]:
-    """Print an exception as one line and raise Exit with its exit code."""
+    """Print an exception as one line, or as the lines of an error that lists findings, and raise Exit with its exit code."""
     try:
         yield
     except BrokenPipeError:  # the reader of the output has ended
@@ -129,7 +129,8 @@ def _report_errors() -> Iterator[None]:
         known = error if isinstance(error, MsgStoreError | OSError) else blame(error)
         if known is None:
             raise
-        note(_one_line(known))
+        for line in str(known).splitlines() if getattr(known, "has_lines", False) else [_one_line(known)]:
+            note(line)
         try:
             sys.stdout.flush()
         except OSError:

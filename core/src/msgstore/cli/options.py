@@ -220,7 +220,19 @@ class RunnerOptions:
             return call(make_runner(catalogue, name, given), bar)
 
 
-master = click.option("--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002.")
+def _choose_runner(context: click.Context, _: click.Parameter, given: str | None) -> str | None:
+    if given is not None:
+        context.default_map = {"runner": AUTO}  # it takes the runner that has a master
+    return given
+
+
+master = click.option(
+    "--master",
+    metavar="URL",
+    is_eager=True,
+    callback=_choose_runner,
+    help="Where Spark runs: local[4], spark://host:7077, sc://host:15002.",
+)
 runner = bundle(
     "runner",
     RunnerOptions,
