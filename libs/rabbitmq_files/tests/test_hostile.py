@@ -6,6 +6,7 @@ Work is what is done, not how long it takes: bytes that are read from the file, 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import sys
 import tracemalloc
 import zlib
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rabbitmq_files import index_v1, index_v2
 from rabbitmq_files.amqp10 import read_sections
 from rabbitmq_files.index_v1 import encode_body, encode_journal_mark, encode_mark, encode_publish, read_journal, read_segment
 from rabbitmq_files.index_v2 import (
@@ -163,3 +165,22 @@ def test_memory_is_in_proportion_to_the_bytes(name):
 
 def test_junk_after_the_head_of_a_compressed_term_is_not_copied():
     assert work_of(decode, b"\x83P\0\x0f\xff\xff" + bytes(SIZE)) < 5000
+
+
+@pytest.mark.parametrize("head", [b"", encode_header(b"RCQI", 0, 2**40), encode_header(STORE_MAGIC, 0, 2**40), encode_mark(5)])
+def test_sparse_file_costs_what_is_checked(tmp_path, monkeypatch, head):
+    for module in (index_v1, index_v2):
+        monkeypatch.setattr(module, "_CHECKED_REST", 2**16)
+        monkeypatch.setattr(module, "MAX_ENTRIES", 2**10)
+    place = tmp_path / "file"
+    place.write_bytes(head)
+    with place.open("r+b") as file:
+        file.truncate(2**36)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            tracemalloc.start()
+            try:
+                for parse in (read_index, read_segment, read_journal, lambda data: list(walk_stored(data))):
+                    parse(data)
+                assert tracemalloc.get_traced_memory()[1] < 2**20
+            finally:
+                tracemalloc.stop()

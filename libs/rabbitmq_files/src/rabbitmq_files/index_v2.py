@@ -74,7 +74,7 @@ def read_index(data: Buffer) -> Segment:
     """Read ``N.qi``. Entries that cannot be read are damage, the others are still read."""
     found = Segment()
     if reason := _header(data, INDEX_MAGIC):
-        if data[:].strip(b"\0"):
+        if data[:_CHECKED_REST].strip(b"\0"):
             found.damage.append((0, min(len(data), HEADER_SIZE), reason))
         return found
     _, _, found.first, found.stop = _HEADER.unpack_from(data)
@@ -151,7 +151,7 @@ def walk_stored(data: Buffer) -> Iterator[tuple[int, int]]:
             break
         yield at, size
         at += STORED_SIZE + size
-    if data[at:].strip(b"\0"):
+    if data[at : at + _CHECKED_REST].strip(b"\0"):
         yield at, max(len(data) - at - STORED_SIZE, 0)
 
 
