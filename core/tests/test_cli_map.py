@@ -261,7 +261,7 @@ def test_wrong_policy_is_reported_others_are_asked():
     assert odd["provider"] == "acme-policy"
     for part, text in zip(("no segment 99", "earlier action", "none of"), odd["passed_over"], strict=True):
         assert part in text
-    assert "at_least is missing" in plans["untold"]["error"]
+    assert "'at_least' is missing" in plans["untold"]["error"]
     assert "was written against contract 99.0" in plans["newer"]["error"]
     [fallen] = [plan for plan in one["plans"] if plan["name"] == "odd"]
     assert fallen["error"] == "ZeroDivisionError: no </script> here"
