@@ -70,7 +70,7 @@ class StoreFactory:
 
 
 def body_of(msg_id: bytes) -> bytes:
-    """Among them: empty bodies, zeros, 255s, and bytes that look like records of v1 and v2."""
+    """At most 1000 bytes, among them: empty bodies, zeros, 255s, and bytes that look like records of v1 and v2."""
     n = msg_id[0]
     shapes = [
         b"",
@@ -78,7 +78,7 @@ def body_of(msg_id: bytes) -> bytes:
         b"\xff" * (n * 30),
         (17).to_bytes(8, "big") + bytes([n + 100]) * 17 + b"\xff" + b"tail" * n,
         b"\x03" + (40).to_bytes(4, "big") + bytes([n + 100]) * 35,
-        msg_id * (n * 4),
+        msg_id * (n * 2),
     ]
     return shapes[n % len(shapes)]
 
