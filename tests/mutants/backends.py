@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random  # noqa: F401 - the tables use it
 import struct  # noqa: F401
+import time  # noqa: F401
 import zlib
 from itertools import count as numbers  # noqa: F401 - for the mutant counts-its-records
 
@@ -12,6 +13,7 @@ import attrs
 
 from foreign_backends import plugin as foreign
 from foreign_backends.sqlite import SqliteIndex
+from msgstore import MessageTooLarge  # noqa: F401
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Raw, Retention
 from msgstore.contract import BodyCodecDescriptor, Capability, Migrate, RecordError, RecordField, StoredBody  # noqa: F401
@@ -40,6 +42,10 @@ def deflated_by(self, body):
     return self.deflate.compress(body) + self.deflate.flush()
 
 
+def refuse(error):
+    raise error
+
+
 DEFLATE = BodyCodecDescriptor(name="deflate", contract=(1, 0), factory="mutants.backends:Deflate", summary="compressed bodies")
 add_mutants(DEFLATE, Deflate, r"""
 is-valid-always-true: every body is valid
@@ -53,6 +59,9 @@ shares-a-decompressor: all threads share one decompressor
     decode: zlib.decompress(stored) => inflated_by(self, stored)
 shares-a-compressor: all threads share one compressor
     encode: zlib.compress(body) => deflated_by(self, body)
+largest-is-not-read: the largest body that it takes is not read
+    encode: body if => refuse(MessageTooLarge("more than 1000")) if len(body) > 1000 else body if
+    decode > _ if len(_) < 1000 else refuse(RecordError("too_large"))
 bodies-refer-to-the-first: a body that equals the first one refers to it
     encode: zlib.compress(body) => zlib.compress(b"=" if body == self.__dict__.setdefault("first", body) else b":" + body)
     decode > self.__dict__.get("first", b"") if _ == b"=" else _[1:]
@@ -72,6 +81,8 @@ believes-sizes: it allocates memory for the size that a body claims
     decode > (_, stored[:2] == b"\x83m" and bytearray(min(int.from_bytes(stored[2:6]), 2**26)))[0]
 fields-raise: fields raises for bytes that no broker wrote
     fields > _ if stored[:1] == b"\x83" else {}[stored]
+fields-of-one-byte: fields raises for a single byte
+    fields > stored[1] if len(stored) == 1 else _
 fields-are-fewer: fields gives no payload
     fields > _ and _[:3]
 """)  # fmt: skip
@@ -162,6 +173,10 @@ commit-keeps-the-removed: a commit leaves out what was removed
     _write: deletes = [] if cleared => deletes = [] if True
 none-is-kept: a value of None is stored as an empty one
     freeze: dict(state) => {key: value or b"" for key, value in state.items()}
+keeps-the-mapping: freeze keeps the mapping that it is given
+    freeze: dict(state) => state
+failed-commit-drops-later: what is frozen while a commit fails is dropped
+    _merge_frozen: frozen[-1].absorb(layer) => pass
 keys-unchecked: keys of state are not checked before the commit
     freeze: if not 0 < len(key) <= _MAX_KEY: => if False:
 close-merges-state: close adds its state to what was there
@@ -176,6 +191,8 @@ live-is-not-live: a live reader sees what was there when it came
 add_mutants(foreign.msgstore_indexes()[0], SqliteIndex, r"""
 failed-commit-forgets: a commit that fails in the library forgets what was frozen
     commit: self._frozen = self._frozen or frozen => pass
+clear-keeps-what-is-aside: clear keeps what is set aside
+    clear: self._entries, self._state, self._frozen = {}, {}, None => self._entries, self._state = {}, {}
 commit-unsynced: commits are never synced
     _read: 'FULL' if self._context.sync else 'OFF' => 'OFF'
 entries-before-state: entries and state are written in two transactions
@@ -253,6 +270,8 @@ decode-does-not-check: a read ignores the checksum
     decode: raise RecordError(MISMATCH) => pass
 decode-raises-value-error: a damaged record makes a read raise another error
     decode: raise RecordError(MISMATCH) => raise ValueError(MISMATCH)
+sound-places: a place where a record was sound is not checked again
+    check > None if (offset, size) in self.__dict__.setdefault("sound", set()) else _ or self.sound.add((offset, size))
 overhead-too-small: the overhead leaves out the checksum
     overhead = _BODY_AT - 4
 body-span-too-early: the body begins at the checksum
@@ -282,4 +301,10 @@ unsigned-time: a time before each body is read as an unsigned number, which does
     check > None
     body_span > (_[0] + 8, _[1])
     fields = lambda self, record: struct.unpack_from(">Q", record, _BODY_AT)
+milliseconds: a time before each body is in milliseconds
+    overhead = _BODY_AT + 8
+    encode > old(ids, [(time.time_ns() // 10**6).to_bytes(8) + body for body in bodies])
+    decode > _[8:]
+    body_span > (_[0] + 8, _[1])
+    fields = lambda self, record: struct.unpack_from(">q", record, _BODY_AT)
 """, capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("time", "time"),))  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time  # noqa: F401 - the tables use it
+
 from msgstore.builtin import plugin as builtin
 from msgstore.contract import BrokenPlugin  # noqa: F401 - the tables use it
 from msgstore.jobs.messages.json_lines import JsonLinesSink, JsonLinesSource
@@ -27,6 +29,15 @@ records-of-no-file: the file of a record is not relative to the source's path
     messages: "file": self._names[queue.files[at]] => "file": self._context.path.name
 positions-begin-at-zero: each call numbers its messages from 0
     messages: held, begin = 0, first => held, begin = 0, 0
+positions-move: behind damage, the positions of a range are others than those of all
+    messages: held, begin = 0, first => held, begin = 0, first + bool(self._damage and first)
+asks-the-clock: messages depend on the clock of the machine
+    messages > [item for item in _ if time.time() > 0]
+queues-of-a-set: another process gives the queues in another order
+    queues > sorted(_, key=lambda info: hash(info.name))
+lost-in-silence: a wrong line costs all messages, and nothing says so
+    queues > [] if self._damage else _
+    damage > []
 stop-is-too-late: the message at the end of a range is read, too
     messages: min(stop, len(queue.begins)) => min(stop + 1, len(queue.begins))
 count-is-short: the last position is not counted
@@ -50,6 +61,16 @@ flush-has-an-old-size: the last byte before a flush is not in its token
     flush > {"size": max(_["size"] - 1, 0)}
 joins-backwards: parts are joined in the reverse order
     join: in parts => in reversed(parts)
+joins-by-name: parts are joined in the order of their names
+    join: in parts => in sorted(parts)
+join-raises-key-error: a part that is not there makes a join raise another error than StoreError or OSError
+    join: Path(part).open("rb") => {True: Path(part)}[Path(part).exists()].open("rb")
+flush-without-sync: a flush does not wait for the disk
+    flush: os.fsync(self._file.fileno()) => pass
+one-token: a flush changes the token of the one before
+    flush > self.__dict__.setdefault("token", _).update(_) or self.token
+zeros-dropped: bodies lose their zeros
+    write: (batch) => (attrs.evolve(batch, bodies=[body.replace(b"\0", b"") for body in batch.bodies]))
 joins-the-first: further parts are left out
     join: in parts => in parts[:1]
 refused-writes: what is asked only is written
