@@ -19,9 +19,7 @@ def test_page_shows_the_whole_node(browser, tmp_path, scheme, width):  # noqa: F
     command("rabbitmq", "report", node, "--html", page, code=3)
     browser.look(page, width=width, scheme=scheme)
     assert browser.texts("h1") == ["RabbitMQ node sre@localhost"]
-    assert browser.texts("h2") == [
-        f"Virtual host {name}" for name in ("/", "billing/eu", "orders", "ünïcode 日本")
-    ]
+    assert browser.texts("h2") == [f"Virtual host {name}" for name in ("/", "billing/eu", "orders", "ünïcode 日本")]
     cells = browser.texts("td")
     assert cells[cells.index("fan.b") :][:8] == ["fan.b", "v2", "690", "3,508,311", "454", "236", "0", "may have been consumed"]
     assert len(browser.texts("svg rect.live")) == 2

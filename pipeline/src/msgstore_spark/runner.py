@@ -15,7 +15,6 @@ import attrs
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from msgstore.config import Backend
 from msgstore.contract import ConfigError
 from msgstore.jobs.diff import DiffJob, DiffReport
 from msgstore.jobs.inputs import SegmentInput
@@ -93,12 +92,10 @@ class SparkRunner(JobRunner):
 def _absolute(job: ConvertJob) -> ConvertJob:
     """Return the job with absolute paths, because executors have other working directories. The report has those as given."""
     here = Path.cwd()
-    source = absolute(attrs.evolve(job.source, source=_from(here, job.source.source)))
-    return attrs.evolve(job, source=source, sink=_from(here, job.sink), destination=str(here / job.destination))
-
-
-def _from(here: Path, backend: Backend) -> Backend:
-    return attrs.evolve(backend, base=here / backend.base)
+    source = attrs.evolve(job.source.source, base=here / job.source.source.base)
+    sink = attrs.evolve(job.sink, base=here / job.sink.base)
+    spec = absolute(attrs.evolve(job.source, source=source))
+    return attrs.evolve(job, source=spec, sink=sink, destination=str(here / job.destination))
 
 
 def _send_disabled(spark: SparkSession) -> None:
