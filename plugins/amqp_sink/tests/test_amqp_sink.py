@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 from typing import ClassVar
@@ -275,14 +274,14 @@ def test_sigterm_stops_after_the_flush(opened):
     one._due = float("inf")
     assert one._delay() > 0
     for _ in range(2):
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
     assert one._delay() == 0
     sent(one, batch())
     one.flush()
     with pytest.raises(KeyboardInterrupt):
         one.refused(batch())
     with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
     one.close()
     assert signal.getsignal(signal.SIGTERM) is not handler
 
