@@ -298,7 +298,7 @@ def converting(broker, tmp_path):
     ]
     lines = "".join(json.dumps(row | {"raw_properties": PERSISTENT}) + "\n" for row in rows)
     (tmp_path / "m.jsonl").write_text(lines)
-    arguments = ["convert", "m.jsonl", broker.url, "--declare", "--rate", "1500", "--mark-duplicates", "--json"]
+    arguments = ["convert", "m.jsonl", broker.url, "--declare", "--rate", "700", "--mark-duplicates", "--json"]
     running = []
 
     def start():
