@@ -92,6 +92,9 @@ DAMAGES: dict[str, tuple[Damage, int, str]] = {
         lambda node: change(node / queue(ORDERS, "orders.audit") / "0.qi", 0, b"RABB"), 16, "begins with 52 41 42 42",
     ),
     "stored cut": (lambda node: change_size(node / queue(VHOST, "dead2.q") / "0.qs", -9), 1, "are not in the file"),
+    "stored header": (
+        lambda node: change(node / queue(VHOST, "fan.b") / "0.qs", 0, b"XXXX"), 0, "begins with 58 58 58 58 02",
+    ),
     "no .config": (lambda node: (node / VHOST / ".config").unlink(), 0, UNNOTICED),
 }  # fmt: skip
 """What is done, how many messages that costs at most, and a text of the damage."""

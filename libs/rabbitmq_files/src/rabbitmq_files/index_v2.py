@@ -73,7 +73,7 @@ class StoredError(ValueError):
 def read_index(data: Buffer) -> Segment:
     """Read ``N.qi``. Entries that cannot be read are damage, the others are still read."""
     found = Segment()
-    if reason := _header(data, INDEX_MAGIC):
+    if reason := header_damage(data, INDEX_MAGIC):
         if data[:_CHECKED_REST].strip(b"\0"):
             found.damage.append((0, min(len(data), HEADER_SIZE), reason))
         return found
@@ -117,7 +117,7 @@ def _drop_overlapping(found: Segment) -> None:
         found.entries = [entry for entry in found.entries if entry.number not in dropped]
 
 
-def _header(data: Buffer, magic: bytes) -> str:
+def header_damage(data: Buffer, magic: bytes) -> str:
     """Return the reason for which the file has no sound header, or an empty text."""
     if len(data) < HEADER_SIZE:
         return "shorter than a header"
@@ -144,7 +144,7 @@ def read_stored(data: Buffer, offset: int, size: int) -> tuple[int, bool]:
 def walk_stored(data: Buffer) -> Iterator[tuple[int, int]]:
     """Yield offset and size of each whole message in ``.qs``, acknowledged or not; at last, of bytes that are none. For these
     and for a message whose checksum differs, :func:`read_stored` raises StoredError."""
-    at = 0 if _header(data, STORE_MAGIC) else HEADER_SIZE
+    at = 0 if header_damage(data, STORE_MAGIC) else HEADER_SIZE
     while at and at + STORED_SIZE <= len(data):
         size, flags, _, zero = _STORED.unpack_from(data, at)
         if flags > 1 or zero or not size or at + STORED_SIZE + size > len(data):

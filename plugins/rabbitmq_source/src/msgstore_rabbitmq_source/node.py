@@ -105,15 +105,16 @@ class Node:
 
     def entries(self, vhost: VhostFiles, directory: str) -> Iterator[LiveEntry | SourceDamage]:
         """Yield the messages in the index of a queue directory, and damage."""
-        return live_entries(directory, vhost.queues[directory], self._segment_entries(vhost), self.context.read)
+        return live_entries(directory, vhost.queues[directory], self.segment_entries(vhost), self.context.read)
 
-    def _segment_entries(self, vhost: VhostFiles) -> int:
+    def segment_entries(self, vhost: VhostFiles) -> int:
         """Return the number of entries of a segment of index v1. The ``.config`` of another vhost says it as well."""
         for one in (vhost, *self.files.vhosts.values()):
             place = one.path(layout.VHOST_CONFIG)
             if place in self.files.files and (found := names.read_segment_entries(bytes(self.context.read(place)))):
                 return found
-        return index_v1.OLD_SEGMENT_ENTRIES
+        has_file = vhost.path(layout.VHOST_CONFIG) in self.files.files
+        return index_v1.SEGMENT_ENTRIES if has_file else index_v1.OLD_SEGMENT_ENTRIES
 
     def store(self, vhost: VhostFiles) -> SharedStore:
         """Return the shared store of a vhost."""

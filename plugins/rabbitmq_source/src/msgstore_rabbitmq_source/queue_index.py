@@ -10,6 +10,8 @@ from msgstore.contract import Buffer, SourceDamage
 from msgstore_rabbitmq_source.layout import JOURNAL, NUMBERED, joined
 from rabbitmq_files import index_v1, index_v2
 
+SEGMENT_NUMBERS = 4096
+"""Messages of a segment of index v2, unless the node was configured otherwise."""
 Read = Callable[[str], Buffer]
 
 
@@ -88,15 +90,41 @@ def _live_v2(indexes: Mapping[int, str], stores: Mapping[int, str], read: Read) 
             yield SourceDamage(file=store, reason=f"{number}.qi is missing: acknowledged messages are listed as well")
             yield from _walk(store, read)
             continue
-        segment = index_v2.read_index(read(index))
+        segment, can_be_used = read_index(read(index), number)
         for offset, size, reason in segment.damage:
             yield SourceDamage(file=index, offset=offset, size=size, reason=reason)
         data = read(store) if store is not None else b""
-        if segment.damage and segment.damage[0][0] == 0 and store is not None:  # the whole index cannot be read
+        if store is not None and data and (reason := index_v2.header_damage(data, index_v2.STORE_MAGIC)):
+            yield SourceDamage(file=store, size=min(len(data), index_v2.HEADER_SIZE), reason=reason)
+        if store is not None and (not can_be_used or _has_no_header(read(index), data)):
+            if can_be_used:
+                yield SourceDamage(file=index, reason="has no header: acknowledged messages are listed as well")
             yield from _walk(store, read)
             continue
         for entry in segment.entries:
             yield _live_entry(entry, index, store, data)
+
+
+def read_index(data: Buffer, number: int) -> tuple[index_v2.Segment, bool]:
+    """Read ``N.qi``, and say if its entries can be used. If only the header is damaged, it follows from N."""
+    segment = index_v2.read_index(data)
+    if not segment.damage or segment.damage[0][0]:
+        return segment, True
+    found = index_v2.read_index(right_header(index_v2.INDEX_MAGIC, number) + data[index_v2.HEADER_SIZE :])
+    if found.damage or not found.entries:
+        return segment, False
+    found.damage = segment.damage
+    return found, True
+
+
+def right_header(magic: bytes, number: int) -> bytes:
+    """Return the header of a file of index v2 with this number, unless the node was configured otherwise."""
+    return index_v2.encode_header(magic, number * SEGMENT_NUMBERS, (number + 1) * SEGMENT_NUMBERS)
+
+
+def _has_no_header(index: Buffer, store: Buffer) -> bool:
+    """Return True for an index that was never written, beside a ``.qs`` file with messages."""
+    return not bytes(index[: index_v2.HEADER_SIZE]).strip(b"\0") and next(index_v2.walk_stored(store), None) is not None
 
 
 def _live_entry(entry: index_v2.Entry, index: str, store: str | None, data: Buffer) -> Found:

@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from msgstore.contract import SourceDamage, StoreError
-from msgstore_rabbitmq_source.layout import JOURNAL, NUMBERED, QUEUE_NAME, RECOVERY, VHOST_NAME, VhostFiles, joined
-from msgstore_rabbitmq_source.queue_index import LiveEntry
+from msgstore_rabbitmq_source.layout import NUMBERED, QUEUE_NAME, RECOVERY, VHOST_CONFIG, VHOST_NAME, VhostFiles, joined
+from msgstore_rabbitmq_source.queue_index import SEGMENT_NUMBERS, LiveEntry, read_index, right_header
 from msgstore_rabbitmq_source.shared_store import SharedStore, segment_formats
 from msgstore_rabbitmq_source.source import RabbitmqSource
 from rabbitmq_files import index_v1, index_v2, names
@@ -30,8 +30,6 @@ CLEAN_FILES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
 Damage = dict[str, list[SourceDamage]]
 """By file."""
 _WRITE_BYTES = 4 * 2**20
-_SEGMENT_NUMBERS = 4096
-"""Messages of a segment of index v2, unless the node was configured otherwise."""
 
 
 def repair_node(source: RabbitmqSource, node: Path, copy: Path) -> list[str]:
@@ -96,6 +94,11 @@ class Repair:
         if vhost.is_hashed and name is not None and not (self.copy / vhost.path(VHOST_NAME)).exists():
             (self.copy / vhost.path(VHOST_NAME)).write_bytes(name)
             yield f"{vhost.path(VHOST_NAME)}: written, as it was missing"
+        config = self.copy / vhost.path(VHOST_CONFIG)
+        is_used = any(name.endswith((".idx", ".jif")) for files in vhost.queues.values() for name in files)
+        if vhost.is_hashed and is_used and (not config.exists() or names.read_segment_entries(config.read_bytes()) is None):
+            config.write_text(f"{{segment_entry_count, {self.source.node.segment_entries(vhost)}}}.\n")
+            yield f"{vhost.path(VHOST_CONFIG)}: written, as it was missing or damaged"
         for part in self.source.node.directories(vhost):
             place = joined(part.directory, QUEUE_NAME)
             if vhost.is_hashed and part.queue is not None and part.vhost is not None and not (self.copy / place).exists():
@@ -150,29 +153,61 @@ class Repair:
         return kept, left
 
     def _queue(self, vhost: VhostFiles, directory: str, damage: Damage) -> Iterator[str]:
-        """Cut an index where it is damaged, and acknowledge what cannot be read."""
+        """Write a damaged index anew, and empty entries whose message cannot be read."""
         files = vhost.queues[directory]
-        for name in sorted(files):
-            place = joined(directory, name)
-            match = NUMBERED.fullmatch(name)
-            if name == JOURNAL or (match and match[2] == "idx"):
-                data = (self.copy / place).read_bytes()
-                end = (index_v1.read_journal if name == JOURNAL else index_v1.read_segment)(data).end
-                if end < len(data):
-                    os.truncate(self.copy / place, end)
-                    yield f"{place}: cut at {end:,}, where an entry is damaged"
-            elif match and match[2] == "qi":
-                yield from self._index_v2(place)
-                yield from self._empty_entries(place, sorted(span.offset for span in damage[place] if span.messages))
-            elif match and f"{match[1]}.qi" not in files:
-                yield from self._lost_index(place)
         unread = {(span.file, span.offset) for name in files for span in damage[joined(directory, name)] if span.messages}
-        yield from self._acknowledge(vhost, directory, unread)
+        if any(name.endswith((".idx", ".jif")) and damage[joined(directory, name)] for name in files):
+            yield from self._index_v1(vhost, directory, unread)
+        for name in sorted(files):
+            place, match = joined(directory, name), NUMBERED.fullmatch(name)
+            if match and match[2] == "qi":
+                yield from self._index_v2(place, int(match[1]))
+                yield from self._empty_entries(place, sorted(span.offset for span in damage[place] if span.messages))
+            elif match and match[2] == "qs":
+                yield from self._stored(place, int(match[1]))
+                if f"{match[1]}.qi" not in files:
+                    yield from self._lost_index(place)
+        for entry in self.source.node.entries(vhost, directory):
+            if not isinstance(entry, LiveEntry) or (entry.file, entry.offset) not in unread or entry.sequence is None:
+                continue
+            if entry.file.endswith(".qs"):
+                index = str(PurePosixPath(entry.file).with_suffix(".qi"))
+                first = index_v2.read_index((self.copy / index).read_bytes()).first
+                offset = index_v2.HEADER_SIZE + (entry.sequence - first) * index_v2.ENTRY_SIZE
+                yield from self._empty_entries(index, [offset])
 
-    def _index_v2(self, place: str) -> Iterator[str]:
+    def _index_v1(self, vhost: VhostFiles, directory: str, unread: set[tuple[str, int]]) -> Iterator[str]:
+        """Write the segments of an index anew with the entries that can be read, and empty the journal."""
+        for name in vhost.queues[directory]:
+            if name.endswith((".idx", ".jif")):
+                os.truncate(self.copy / joined(directory, name), 0)
+        count, kept, left = self.source.node.segment_entries(vhost), 0, 0
+        last, data = "", self.source.node.context.read(joined(directory, vhost.queues[directory][0]))
+        for entry in self.source.node.entries(vhost, directory):
+            if isinstance(entry, SourceDamage) or entry.sequence is None or not entry.file.endswith((".idx", ".jif")):
+                continue
+            if (entry.file, entry.offset) in unread:
+                left += 1
+                continue
+            kept += 1
+            if entry.file != last:
+                last, data = entry.file, self.source.node.context.read(entry.file)
+            term = data[entry.term_offset : entry.term_offset + entry.term_size]
+            body = index_v1.encode_body(entry.msg_id, entry.body_size or 0, term, entry.expiry_us)
+            segment, number = divmod(entry.sequence, count)
+            publish = index_v1.encode_publish(number, body, is_persistent=entry.is_persistent)
+            with (self.copy / joined(directory, f"{segment}.idx")).open("ab") as file:
+                file.write(publish + index_v1.encode_mark(number))
+        yield f"{directory}: the index is written anew with {kept:,} messages" + (f", without {left:,}" if left else "")
+
+    def _index_v2(self, place: str, number: int) -> Iterator[str]:
         data = (self.copy / place).read_bytes()
-        found = index_v2.read_index(data)
+        found, can_be_used = read_index(data, number)
         for offset, size, _ in found.damage:
+            if offset == 0 and can_be_used:
+                change_bytes(self.copy / place, 0, right_header(index_v2.INDEX_MAGIC, number))
+                yield f"{place}: the header is written anew"
+                continue
             if offset == 0:
                 (self.copy / place).unlink()
                 yield f"{place}: deleted, as its header is damaged"
@@ -185,38 +220,26 @@ class Repair:
                 change_bytes(self.copy / place, offset, bytes(size))
             yield f"{place}: the entry at {offset:,} is empty now, as it is damaged"
 
+    def _stored(self, place: str, number: int) -> Iterator[str]:
+        data = (self.copy / place).read_bytes()
+        if len(data) >= index_v2.HEADER_SIZE and index_v2.header_damage(data, index_v2.STORE_MAGIC):
+            change_bytes(self.copy / place, 0, right_header(index_v2.STORE_MAGIC, number))
+            yield f"{place}: the header is written anew"
+
     def _lost_index(self, store: str) -> Iterator[str]:
         """Write the index of a ``.qs`` file: with every message in it, acknowledged or not."""
         data = (self.copy / store).read_bytes()
         number = int(PurePosixPath(store).stem)
-        first = number * _SEGMENT_NUMBERS
-        entries = [index_v2.encode_header(index_v2.INDEX_MAGIC, first, first + _SEGMENT_NUMBERS)]
+        first = number * SEGMENT_NUMBERS
+        entries = [index_v2.encode_header(index_v2.INDEX_MAGIC, first, first + SEGMENT_NUMBERS)]
         for offset, size in index_v2.walk_stored(data):
             with suppress(index_v2.StoredError, MessageError):
                 term, _ = index_v2.read_stored(data, offset, size)
                 message, _ = read_message(data, term)
                 entries.append(index_v2.encode_own(offset, size, len(message.body), is_persistent=message.is_persistent))
         index = PurePosixPath(store).with_suffix(".qi")
-        (self.copy / index).write_bytes(b"".join(entries[: 1 + _SEGMENT_NUMBERS]))
+        (self.copy / index).write_bytes(b"".join(entries[: 1 + SEGMENT_NUMBERS]))
         yield f"{index}: written with the {len(entries) - 1:,} messages of {PurePosixPath(store).name}, as it was lost"
-
-    def _acknowledge(self, vhost: VhostFiles, directory: str, unread: set[tuple[str, int]]) -> Iterator[str]:
-        """Mark messages of the index that cannot be read as acknowledged."""
-        marks = b""
-        for entry in self.source.node.entries(vhost, directory):
-            if not isinstance(entry, LiveEntry) or (entry.file, entry.offset) not in unread or entry.sequence is None:
-                continue
-            if entry.file.endswith(".qs"):
-                index = str(PurePosixPath(entry.file).with_suffix(".qi"))
-                first = index_v2.read_index((self.copy / index).read_bytes()).first
-                offset = index_v2.HEADER_SIZE + (entry.sequence - first) * index_v2.ENTRY_SIZE
-                yield from self._empty_entries(index, [offset])
-            elif entry.term_size:  # one of a shared store is dropped by the broker
-                marks += index_v1.encode_journal_mark(entry.sequence, is_acknowledged=True)
-                yield f"{entry.file}: the message at {entry.offset:,} is acknowledged now, as it cannot be read"
-        if marks:
-            with (self.copy / joined(directory, JOURNAL)).open("ab") as file:
-                file.write(marks)
 
     def _empty_entries(self, index: str, offsets: list[int]) -> Iterator[str]:
         """Empty entries of index v2, as an acknowledgement does."""
