@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from erlang_terms import to_term
+from rabbitmq_files import messages
 from rabbitmq_files.index_v1 import read_journal, read_segment
 from rabbitmq_files.index_v2 import walk_stored
 from rabbitmq_files.messages import TERM_TYPE, MessageError, encode_message, read_message
@@ -352,3 +353,22 @@ def test_message_round_trip_and_changed_byte(name, keys, body, msg_id, persisten
     at %= len(data)
     with contextlib.suppress(MessageError):
         read_message(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize("change", [0, 1, 0x80])
+def test_usual_encoding_is_read_as_any_other(change, monkeypatch):
+    """Each byte is changed, and the message cut there: the short way gives what the general one gives, or the same error."""
+
+    def outcomes() -> list[Any]:
+        found: list[Any] = []
+        for at in range(len(FAN_B)):
+            data = FAN_B[:at] if change == 0 else FAN_B[:at] + bytes([FAN_B[at] ^ change]) + FAN_B[at + 1 :]
+            try:
+                found.append(read_message(data + b"rest"))
+            except MessageError as error:
+                found.append(str(error))
+        return found
+
+    short = outcomes()
+    monkeypatch.setattr(messages, "_read_usual", lambda data, at: None)
+    assert short == outcomes()

@@ -6,9 +6,11 @@ The same bytes are in the shared message store, in queue indexes of version 1 an
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from struct import Struct
 from typing import Any
 
 from rabbitmq_files.amqp10 import read_sections
@@ -33,6 +35,16 @@ _TYPES = {
     "ubyte": "unsignedbyte", "float": "float", "double": "double",
 }  # fmt: skip
 """Type of AMQP 1.0 to that of a header."""
+
+_u32 = Struct(">I").unpack_from
+_HEAD = b"\x83h\6d\0\rbasic_messageh\4d\0\x08resourcem"
+_EXCHANGE = b"d\0\x08exchangem"
+_CONTENT = b"h\6d\0\7contenta<d\0\4nonem"
+_PROTOCOL = b"d\0\x19rabbit_framing_amqp_0_9_1"
+_ID = b"m\0\0\0\x10"
+_TRUE, _FALSE = b"d\0\4true", b"d\0\5false"
+_NIL, _LIST, _BINARY = b"jlm"
+"""Parts of a ``basic_message``, and tags."""
 
 
 class MessageError(ValueError):
@@ -66,6 +78,8 @@ class StoredMessage:
 def read_message(data: Buffer, offset: int = 0) -> tuple[StoredMessage, int]:
     """Read the message that begins at ``offset``. Return it, and the offset after its term. Raises MessageError."""
     try:
+        if (found := _read_usual(data, offset)) is not None:
+            return found
         term, end = decode(data, offset)
         if type(term) is tuple and len(term) == 6 and term[0] == "basic_message":
             return _basic_message(term), end
@@ -74,6 +88,68 @@ def read_message(data: Buffer, offset: int = 0) -> tuple[StoredMessage, int]:
     except (TermError, PropertiesError) as error:
         raise MessageError(str(error)) from None
     raise MessageError(f"a term that is no message: {_shape(term)}")
+
+
+def _read_usual(data: Buffer, at: int) -> tuple[StoredMessage, int] | None:
+    """Read a ``basic_message`` in the encoding of RabbitMQ up to 3.12 on Erlang up to 25, one part after the other: this takes
+    less than half of the time. Return None for any other bytes. Raises PropertiesError."""
+    if data[at : at + len(_HEAD)] != _HEAD:
+        return None
+    try:
+        vhost, at = _sized(data, at + len(_HEAD))
+        exchange, at = _sized(data, at + len(_EXCHANGE) if data[at : at + len(_EXCHANGE)] == _EXCHANGE else -1)
+        keys, at = _binaries(data, at)
+        raw, at = _sized(data, at + len(_CONTENT) if data[at : at + len(_CONTENT)] == _CONTENT else -1)
+        fragments, at = _binaries(data, at + len(_PROTOCOL) if data[at : at + len(_PROTOCOL)] == _PROTOCOL else -1)
+        if data[at : at + 5] != _ID:
+            return None
+        msg_id, at = _sized(data, at + 1)
+    except (IndexError, struct.error):
+        return None
+    is_persistent = data[at : at + 7] == _TRUE
+    if not is_persistent and data[at : at + 8] != _FALSE:
+        return None
+    properties, headers = read_properties(raw)
+    message = StoredMessage(
+        protocol="basic_message",
+        msg_id=msg_id,
+        exchange=exchange,
+        routing_keys=keys,
+        body=fragments[0] if len(fragments) == 1 else b"".join(reversed(fragments)),
+        is_persistent=is_persistent,
+        vhost=vhost,
+        raw_properties=raw,
+        properties=properties,
+        headers=headers,
+    )
+    return message, at + (7 if is_persistent else 8)
+
+
+def _sized(data: Buffer, at: int) -> tuple[bytes, int]:
+    """Return the bytes whose size is at ``at``, and the offset after them. Raises IndexError, struct.error."""
+    begin = at + 4
+    end = begin + _u32(data, at)[0] if at >= 0 else -1
+    if not begin <= end <= len(data):
+        raise IndexError
+    return data[begin:end], end
+
+
+def _binaries(data: Buffer, at: int) -> tuple[list[bytes], int]:
+    """Return a list of binaries, and the offset after it. Raises IndexError, struct.error."""
+    if at >= 0 and data[at] == _NIL:
+        return [], at + 1
+    if at < 0 or data[at] != _LIST:
+        raise IndexError
+    (count,), at, found = _u32(data, at + 1), at + 5, list[bytes]()
+    while count:
+        if data[at] != _BINARY:
+            raise IndexError
+        value, at = _sized(data, at + 1)
+        found.append(value)
+        count -= 1
+    if data[at] != _NIL:
+        raise IndexError
+    return found, at + 1
 
 
 def _shape(term: Any) -> str:
