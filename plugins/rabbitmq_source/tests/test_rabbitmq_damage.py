@@ -282,3 +282,25 @@ def test_definitions_need_the_tables(node):
     code, output = run("definitions", node)
     assert code == 2
     assert "has no tables" in output
+
+
+def test_counts_of_a_damaged_index_say_so(node):
+    change(node / queue(VHOST, "fan.a") / "0.idx", 0, bytes(2))
+    code, output = run("counts", node)
+    assert code == 1
+    assert "the counts may be too low" in output
+
+
+def test_repair_that_mends_nothing_does_not_say_that_all_is_well(node, tmp_path):
+    change(node / VHOST / "recovery.dets", 0, bytes(4096))
+    code, output = run("repair", node, tmp_path / "copy")
+    assert code == 1
+    assert "of which none can be mended" in output
+
+
+def test_copy_of_a_vhost_is_named_and_not_read(node):
+    for name in (".bak", ".bak2"):
+        shutil.copytree(node / VHOST, node / f"{VHOST}{name}")
+    lost, damage = compared(node)
+    assert lost == 0
+    assert sum("another copy of the vhost '/'" in span.reason for span in damage) == 2

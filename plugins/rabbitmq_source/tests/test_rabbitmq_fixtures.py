@@ -15,7 +15,7 @@ from msgstore.contract import Candidate, ConfigError, QueueName
 from msgstore_rabbitmq_source.definitions import definitions_of
 from msgstore_rabbitmq_source.opening import open_node
 from msgstore_rabbitmq_source.source import detect
-from rabbitmq_files import names
+from rabbitmq_files import index_v1, index_v2, names
 from rabbitmq_nodes import DATA, checksums, facts, listed, rows, truth, unpack, wanted
 
 
@@ -198,3 +198,22 @@ def test_definitions_of_a_killed_node_have_its_topology(killed):
         "users": 1, "vhosts": 4, "permissions": 4, "global_parameters": 1, "policies": 1, "queues": 23, "exchanges": 4,
         "bindings": 8,
     }  # fmt: skip
+
+
+def test_failed_start_after_the_kill_makes_no_message_certain(killed):
+    """It changes the node's own files only."""
+    (killed / "LATEST.LOG").touch()
+    os.utime(killed / "LATEST.LOG", (2e9, 2e9))
+    with open_node(killed) as source:
+        assert not any(queue.is_final for queue in source.node.queues.values())
+
+
+def test_index_of_both_versions_is_read_in_the_order_of_the_queue(killed):
+    """As a kill leaves it while the broker changes the version: here, a second half of the queue, made again as version 1."""
+    vhost = killed / "msg_stores/vhosts" / names.vhost_directory(b"/")
+    queue = vhost / "queues" / names.queue_directory(b"/", b"fan.b")
+    found = index_v2.read_index((queue / "0.qi").read_bytes())
+    shared = [entry for entry in found.entries if entry.place == "shared"]
+    bodies = ((entry.number, index_v1.encode_body(entry.msg_id, entry.body_size)) for entry in shared[::2])
+    (queue / "0.idx").write_bytes(b"".join(index_v1.encode_publish(number, body) for number, body in bodies))
+    assert facts(listed(rows(killed)[0]["/", "fan.b"])) == facts(truth()["/", "fan.b"])

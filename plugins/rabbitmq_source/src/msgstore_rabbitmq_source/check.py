@@ -105,7 +105,8 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
                 continue
             one.states.update(item.states)
             one.bytes += _listed_bytes(item)
-            one.unsure += sum(certainty == MAYBE_CONSUMED for certainty in item.certainties or ())
+            pairs = zip(item.states, item.certainties or (), strict=False)
+            one.unsure += sum(certainty == MAYBE_CONSUMED and state in ("ready", "expired") for state, certainty in pairs)
     tables = source.node.tables
     there = {(info.name.vhost, info.name.queue) for info in infos}
     named = [(text(queue.vhost), text(queue.name)) for queue in durable_queues(tables)]
@@ -140,7 +141,7 @@ def in_words(check: NodeCheck) -> Iterator[str]:
     yield f"  {len(check.vhosts)} vhosts: {_some(check.vhosts)}"
     yield f"  {len(check.queues)} classic queues with a directory ({kinds or 'none'})"
     if check.absent:
-        yield f"  {len(check.absent)} durable queues without a directory, so without messages: {_some(check.absent)}"
+        yield f"  {len(check.absent)} durable queues without a directory: empty, or lost: {_some(check.absent)}"
     yield ""
     yield "What can be read"
     listed = check.states["ready"] + check.states["expired"]

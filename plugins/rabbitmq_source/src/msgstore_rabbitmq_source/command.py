@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
@@ -104,6 +105,10 @@ def counts(node: Path, vhost: str | None) -> None:
                 found.update(source.node.references(files))
         for msg_id, count in found.items():
             click.echo(f"{msg_id.hex()},{count}")
+        damage = [*source.node.damage(), *source.node.index_damage()]
+    for span in damage:
+        click.echo(f"{span.file} at {span.offset}: {span.reason}: the counts may be too low", err=True)
+    click.get_current_context().exit(1 if damage else 0)
 
 
 @rabbitmq.command()
@@ -151,13 +156,15 @@ def repair(node: Path, copy: Path) -> None:
     """
     with open_node(node) as source:
         changes = repair_node(source, node, copy)
-        name = source.node.tables.node
+        name, damage = source.node.tables.node, [*source.node.damage(), *source.node.index_damage()]
     for change in changes:
         _say(change)
     start = f"RABBITMQ_NODENAME={name}" if name else "the node name of the original"
     what = f"{len(changes):,} changes" if changes else "nothing is damaged: the copy is equal"
+    if damage and not changes:
+        what = f"{len(damage):,} damages, of which none can be mended: the copy is equal. See: msgstore rabbitmq check"
     _say(f"{copy}: {what}. Give it the owner of {node}, and start the same version with {start}.")
-    click.get_current_context().exit(1 if changes else 0)
+    click.get_current_context().exit(1 if changes or damage else 0)
 
 
 @rabbitmq.command()
@@ -173,7 +180,7 @@ def path(node: Path, vhost: str, queue: str | None, as_json: bool) -> None:
       msgstore rabbitmq path NODE / orders
     """
     with open_node(node) as source:
-        found = paths_of(source.node.files, vhost.encode(), None if queue is None else queue.encode())
+        found = paths_of(source.node.files, os.fsencode(vhost), None if queue is None else os.fsencode(queue))
         notes = [span.reason for span in source.node.name_damage if any(span.file.startswith(one) for one in found)]
     there = bool(found)
     if as_json:
@@ -183,9 +190,8 @@ def path(node: Path, vhost: str, queue: str | None, as_json: bool) -> None:
     for note in () if as_json else notes:
         click.echo(note, err=True)
     if not there:
-        hashed = (
-            names.vhost_directory(vhost.encode()) if queue is None else names.queue_directory(vhost.encode(), queue.encode())
-        )
+        raw = os.fsencode(vhost)
+        hashed = names.vhost_directory(raw) if queue is None else names.queue_directory(raw, os.fsencode(queue))
         click.echo(f"{node}: there is no {hashed}. A queue that never held a message has no directory.", err=True)
     click.get_current_context().exit(0 if there else 1)
 

@@ -49,6 +49,8 @@ class Node:
     """Directory of a vhost to its name. None: nothing says it."""
     name_damage: list[SourceDamage] = attrs.field(factory=list)
     """Names that contradict their directories."""
+    copies: list[SourceDamage] = attrs.field(factory=list)
+    """Vhosts that are there twice."""
     _stores: dict[str, SharedStore] = attrs.field(factory=dict)
     _terms: dict[str, Table] = attrs.field(factory=dict)
 
@@ -62,8 +64,10 @@ class Node:
         there = {name: place for name in FILES if (place := joined(files.root, name)) in files.files}
         tables = read_tables({name: bytes(context.read(place)) for name, place in there.items()})
         node = cls(context, files, tables)
-        namer, newest = Namer(context, files, tables), newest_change(files.files)
-        for vhost in files.vhosts.values():
+        namer, newest = Namer(context, files, tables), newest_change(files)
+        for vhost in sorted(
+            files.vhosts.values(), key=lambda one: not names.HASHED.fullmatch(one.directory.rpartition("/")[2])
+        ):
             node._add_vhost(namer, vhost, newest)
         node.name_damage = namer.damage
         node.queues = dict(sorted(node.queues.items(), key=lambda item: _order(item[0])))
@@ -74,6 +78,12 @@ class Node:
 
     def _add_vhost(self, namer: Namer, vhost: VhostFiles, newest: float | None) -> None:
         vhost_name = self.vhost_names[vhost.directory] = namer.vhost(vhost)
+        others = [name for directory, name in self.vhost_names.items() if directory != vhost.directory]
+        if vhost_name is not None and vhost_name in others:
+            reason = f"another copy of the vhost {text(vhost_name)!r}, which is not read. Move it elsewhere"
+            self.copies.append(SourceDamage(file=vhost.path(layout.VHOST_NAME), reason=reason))
+            del self.files.vhosts[vhost.directory], self.vhost_names[vhost.directory]
+            return
         terms = self._terms[vhost.directory] = recovery_terms(self.context, self.files, vhost)
         for directory in sorted(vhost.queues):
             part = namer.queue(vhost, vhost_name, directory)
@@ -143,10 +153,17 @@ class Node:
         for file, offset, size, reason in self.tables.damage:
             yield SourceDamage(file=joined(self.files.root, file), offset=offset, size=size, reason=reason)
         yield from self.name_damage
+        yield from self.copies
         by_directory = {part.directory: self.counted(queue).name for queue in self.queues.values() for part in queue.parts}
         for vhost in self.files.vhosts.values():
             yield from missing_segments(self.context, self.files, vhost)
             yield from changed_queues(vhost, self._terms[vhost.directory], self.directories(vhost), by_directory)
+
+    def index_damage(self) -> list[SourceDamage]:
+        """Return the damage of all indexes."""
+        found = [(vhost, part) for vhost in self.files.vhosts.values() for part in self.directories(vhost)]
+        entries = (entry for vhost, part in found for entry in self.entries(vhost, part.directory))
+        return [entry for entry in entries if isinstance(entry, SourceDamage)]
 
     def close(self) -> None:
         for store in self._stores.values():

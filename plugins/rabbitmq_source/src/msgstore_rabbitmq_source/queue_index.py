@@ -12,6 +12,7 @@ from rabbitmq_files import index_v1, index_v2
 
 SEGMENT_NUMBERS = 4096
 """Messages of a segment of index v2, unless the node was configured otherwise."""
+_WITHOUT_INDEX = "acknowledged messages are listed as well, and those in the shared store are orphans (--state orphan)"
 Read = Callable[[str], Buffer]
 
 
@@ -48,10 +49,27 @@ def live_entries(directory: str, names: list[str], segment_entries: int, read: R
         if match := NUMBERED.fullmatch(name):
             by_kind[match[2]][int(match[1])] = joined(directory, name)
     journal = joined(directory, JOURNAL) if JOURNAL in names else None
-    if by_kind["idx"] or journal:
-        yield from _live_v1(by_kind["idx"], journal, segment_entries, read)
-    if by_kind["qi"] or by_kind["qs"]:
-        yield from _live_v2(by_kind["qi"], by_kind["qs"], read)
+    v1 = _live_v1(by_kind["idx"], journal, segment_entries, read) if by_kind["idx"] or journal else iter(())
+    v2 = _live_v2(by_kind["qi"], by_kind["qs"], read)
+    if (by_kind["idx"] or journal) and by_kind["qi"]:  # killed while the broker changed the version of the index
+        yield from _merged(v1, v2)
+    else:
+        yield from v1
+        yield from v2
+
+
+def _merged(v1: Iterator[Found], v2: Iterator[Found]) -> Iterator[Found]:
+    """Yield the entries of both indexes in the order of the queue. Of an entry in both, that of version 2 is used."""
+    numbered, others = dict[int, LiveEntry](), list[LiveEntry]()
+    for item in (*v1, *v2):
+        if isinstance(item, SourceDamage):
+            yield item
+        elif item.sequence is None:
+            others.append(item)
+        else:
+            numbered[item.sequence] = item
+    yield from (entry for _, entry in sorted(numbered.items()))
+    yield from others
 
 
 def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, read: Read) -> Iterator[Found]:
@@ -87,8 +105,9 @@ def _live_v2(indexes: Mapping[int, str], stores: Mapping[int, str], read: Read) 
         index, store = indexes.get(number), stores.get(number)
         if index is None:
             assert store is not None
-            yield SourceDamage(file=store, reason=f"{number}.qi is missing: acknowledged messages are listed as well")
-            yield from _walk(store, read)
+            if next(index_v2.walk_stored(read(store)), None) is not None:
+                yield SourceDamage(file=store, reason=f"{number}.qi is missing: {_WITHOUT_INDEX}")
+                yield from _walk(store, read)
             continue
         segment, can_be_used = read_index(read(index), number)
         for offset, size, reason in segment.damage:
@@ -98,7 +117,7 @@ def _live_v2(indexes: Mapping[int, str], stores: Mapping[int, str], read: Read) 
             yield SourceDamage(file=store, size=min(len(data), index_v2.HEADER_SIZE), reason=reason)
         if store is not None and (not can_be_used or _has_no_header(read(index), data)):
             if can_be_used:
-                yield SourceDamage(file=index, reason="has no header: acknowledged messages are listed as well")
+                yield SourceDamage(file=index, reason=f"has no header: {_WITHOUT_INDEX}")
             yield from _walk(store, read)
             continue
         for entry in segment.entries:

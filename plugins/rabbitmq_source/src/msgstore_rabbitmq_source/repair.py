@@ -203,6 +203,10 @@ class Repair:
     def _index_v2(self, place: str, number: int) -> Iterator[str]:
         data = (self.copy / place).read_bytes()
         found, can_be_used = read_index(data, number)
+        store = str(PurePosixPath(place).with_suffix(".qs"))
+        if can_be_used and not data[: index_v2.HEADER_SIZE].strip(b"\0") and (self.copy / store).exists():
+            yield from self._lost_index(store)
+            return
         for offset, size, _ in found.damage:
             if offset == 0 and can_be_used:
                 change_bytes(self.copy / place, 0, right_header(index_v2.INDEX_MAGIC, number))

@@ -117,7 +117,7 @@ class RowReader:
                 continue
             entry = LiveEntry(None, True, msg_id, None, 0, place.file, place.offset, place.size, 0, 0)
             yield from self._corrected(place, end)
-            self._batch.add(message, entry, position, "orphan", CERTAIN, self._raw(entry))
+            self._batch.add(message, entry, position, "orphan", MAYBE_CONSUMED, self._raw(entry))
             if self._batch.is_full():
                 yield self._batch.taken(self._name)
         yield from self.rest()

@@ -28,18 +28,22 @@ def recovery_terms(context: SourceContext, node: NodeFiles, vhost: VhostFiles) -
 
 def stopped_cleanly(node: NodeFiles, vhost: VhostFiles, terms: Table, directory: str) -> bool:
     """Return True if the queue in ``directory`` ended cleanly."""
-    if joined(vhost.path(PERSISTENT), CLEAN_MARK) in node.files:
-        return True
+    if vhost.path(RECOVERY) not in node.files or terms.damage:
+        return joined(vhost.path(PERSISTENT), CLEAN_MARK) in node.files
     rows = {text_of(row[0]) for _, row in terms.terms if isinstance(row, tuple) and row}
     return PurePosixPath(directory).name in rows
 
 
-def newest_change(files: Mapping[str, FileTimes]) -> float | None:
-    """Return the time of the newest file, or None if the times are those of a copy.
+def newest_change(node: NodeFiles) -> float | None:
+    """Return the time of the newest file of a queue or a store, or None if the times are those of a copy. A start that failed
+    after the kill has changed other files only.
 
     A copy that keeps times is later than they are. Otherwise files may have been written one after the other by the broker, or
     by a copy that took its time; a copy takes less than a day.
     """
+    parts = [part for vhost in node.vhosts.values() for part in (*vhost.queues.items(), *vhost.stores.items())]
+    places = [joined(directory, name) for directory, names in parts for name in names if name[0] != "."]
+    files = {place: node.files[place] for place in places}
     if not files:
         return None
     newest = max(times.changed for times in files.values())
