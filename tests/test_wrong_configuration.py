@@ -342,7 +342,7 @@ def test_provider_that_wrote_the_store_stays(machine, caplog):
     caplog.clear()
     msgstore.open_store(machine.store, mode="r").close()
     inputs.find_inputs(msgstore.load_catalogue(), [machine.store])
-    assert [re.search(said, text) is not None for text in caplog.messages] == [True, True]
+    assert sum(re.search(said, text) is not None for text in caplog.messages) == 2  # beside those of stores left by other tests
     msgstore.open_store(machine.store, adopt=True).close()
     msgstore.open_store(machine.store).close()
 
