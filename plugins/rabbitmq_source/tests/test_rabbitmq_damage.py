@@ -95,6 +95,7 @@ DAMAGES: dict[str, tuple[Damage, int, str]] = {
     "stored header": (
         lambda node: change(node / queue(VHOST, "fan.b") / "0.qs", 0, b"XXXX"), 0, "begins with 58 58 58 58 02",
     ),
+    "journal of zeros": (lambda node: (node / queue(VHOST, "fan.c") / "journal.jif").write_bytes(bytes(999)), 3, "only zeros"),
     "no .config": (lambda node: (node / VHOST / ".config").unlink(), 0, UNNOTICED),
 }  # fmt: skip
 """What is done, how many messages that costs at most, and a text of the damage."""
@@ -136,7 +137,17 @@ def test_damage_is_named_and_costs_no_more_than_it_must(node, name):
 
 def test_all_damages_of_one_node_are_named(node):
     """But for those that hide others: a file that another damage needs is gone."""
-    hidden = {"no journal", "queue gone", "no .qi", "no .qs", "segment gone", "queue name", "vhost name", "tables of a stop"}
+    hidden = {
+        "no journal",
+        "journal cut",
+        "queue gone",
+        "no .qi",
+        "no .qs",
+        "segment gone",
+        "queue name",
+        "vhost name",
+        "tables of a stop",
+    }
     for name, (make, _, _) in DAMAGES.items():
         if name not in hidden:
             make(node)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import attrs
+
+from msgstore.contract import Buffer
 
 PERSISTENT, TRANSIENT = "msg_store_persistent", "msg_store_transient"
 QUEUE_NAME, VHOST_NAME, VHOST_CONFIG, RECOVERY = ".queue_name", ".vhost", ".config", "recovery.dets"
@@ -21,6 +23,7 @@ NUMBERED = re.compile(r"(\d{1,19})\.(idx|qi|qs)")
 TABLE_FILES = re.compile(r"LATEST\.LOG|rabbit_\w+\.DC[DL]")
 _QUEUE_FILE = re.compile(r"journal\.jif|\.queue_name|\d{1,19}\.(idx|qi|qs)")
 _SEGMENT = re.compile(r"\d{1,19}\.\w+")
+_MOST_OF_A_NAME = 2**16
 _VHOST_FILES = (VHOST_NAME, RECOVERY)
 
 
@@ -67,6 +70,11 @@ class NodeFiles:
     root: str = ""
     """Directory of the node: that of the tables, beside ``msg_stores``."""
     extensions: frozenset[str] = frozenset()
+
+
+def read_small(node: NodeFiles, read: Callable[[str], Buffer], place: str) -> bytes:
+    """Return the content of a file with a name or a setting. One that is larger than any of these is taken for empty."""
+    return bytes(read(place)) if node.files[place].size <= _MOST_OF_A_NAME else b""
 
 
 def joined(directory: str, name: str) -> str:

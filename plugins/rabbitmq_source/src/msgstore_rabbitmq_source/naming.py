@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import attrs
 
 from msgstore.contract import QueueName, SourceContext, SourceDamage
-from msgstore_rabbitmq_source.layout import QUEUE_NAME, VHOST_NAME, NodeFiles, VhostFiles, joined
+from msgstore_rabbitmq_source.layout import QUEUE_NAME, VHOST_NAME, NodeFiles, VhostFiles, joined, read_small
 from rabbitmq_files import names
 from rabbitmq_files.messages import MessageError, read_message
 from rabbitmq_files.node_tables import DurableQueue, NodeTables, durable_queues, vhosts
@@ -71,7 +71,7 @@ class Namer:
         place = vhost.path(VHOST_NAME)
         hashed = PurePosixPath(vhost.directory).name or PurePosixPath(self.context.path).name
         if place in self.node.files:
-            name = bytes(self.context.read(place))
+            name = read_small(self.node, self.context.read, place)
             if names.vhost_directory(name) == hashed or not names.HASHED.fullmatch(hashed):
                 return name
             self._report(place, f"the directory is not that of the vhost {text(name)!r}")
@@ -128,7 +128,7 @@ class Namer:
 
     def _queue_name(self, directory: str) -> names.QueueNameFile | None:
         place = joined(directory, QUEUE_NAME)
-        return names.read_queue_name(bytes(self.context.read(place))) if place in self.node.files else None
+        return names.read_queue_name(read_small(self.node, self.context.read, place)) if place in self.node.files else None
 
     def _named_in_messages(self, directory: str, files: Iterable[str]) -> Iterator[tuple[bytes | None, bytes]]:
         """Yield vhosts and names that messages of the queue mention: routing keys, and queues in which they were before."""

@@ -121,7 +121,9 @@ class Node:
         """Return the number of entries of a segment of index v1. The ``.config`` of another vhost says it as well."""
         for one in (vhost, *self.files.vhosts.values()):
             place = one.path(layout.VHOST_CONFIG)
-            if place in self.files.files and (found := names.read_segment_entries(bytes(self.context.read(place)))):
+            if place in self.files.files and (
+                found := names.read_segment_entries(layout.read_small(self.files, self.context.read, place))
+            ):
                 return found
         has_file = vhost.path(layout.VHOST_CONFIG) in self.files.files
         return index_v1.SEGMENT_ENTRIES if has_file else index_v1.OLD_SEGMENT_ENTRIES

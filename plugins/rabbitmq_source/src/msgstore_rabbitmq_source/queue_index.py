@@ -13,6 +13,7 @@ from rabbitmq_files import index_v1, index_v2
 SEGMENT_NUMBERS = 4096
 """Messages of a segment of index v2, unless the node was configured otherwise."""
 _WITHOUT_INDEX = "acknowledged messages are listed as well, and those in the shared store are orphans (--state orphan)"
+_ONLY_ZEROS = "has only zeros: its entries were lost, as by a power failure"
 Read = Callable[[str], Buffer]
 
 
@@ -77,8 +78,9 @@ def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, 
     if journal_file is not None:
         data = read(journal_file)
         journal = index_v1.read_journal(data)
-        if journal.reason:
-            yield SourceDamage(file=journal_file, offset=journal.end, size=len(data) - journal.end, reason=journal.reason)
+        if journal.reason or (data and not journal.end):
+            size = len(data) - journal.end
+            yield SourceDamage(file=journal_file, offset=journal.end, size=size, reason=journal.reason or _ONLY_ZEROS)
     numbers = sorted(journal.publishes)
     for segment in sorted(segments.keys() | {number // count for number in numbers}):
         found = index_v1.IndexFile()
@@ -86,8 +88,9 @@ def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, 
         if file is not None:
             data = read(file)
             found = index_v1.read_segment(data)
-            if found.reason:
-                yield SourceDamage(file=file, offset=found.end, size=len(data) - found.end, reason=found.reason)
+            if found.reason or (data and not found.end):
+                size = len(data) - found.end
+                yield SourceDamage(file=file, offset=found.end, size=size, reason=found.reason or _ONLY_ZEROS)
         base = segment * count
         rows = {base + number: (file or "", publish) for number, publish in found.publishes.items()}
         for number in numbers[bisect_left(numbers, base) : bisect_left(numbers, base + count)]:
