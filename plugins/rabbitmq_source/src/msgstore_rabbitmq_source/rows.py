@@ -16,7 +16,7 @@ from msgstore_rabbitmq_source.shared_store import Place, SharedStore
 from rabbitmq_files.messages import MessageError, StoredMessage, read_message
 
 _BATCH_BYTES = 4 * 2**20
-_BATCH_MESSAGES = 2**12
+_BATCH_MESSAGES = 2**11
 _Item = MessageBatch | SourceDamage
 
 

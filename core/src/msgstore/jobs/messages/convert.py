@@ -30,7 +30,7 @@ from msgstore.jobs.messages.sources import open_source
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.jobs.workers import worker_catalogue
 
-FLUSH_BYTES = 32 * 2**20
+FLUSH_BYTES = 24 * 2**20
 """Bytes of messages between two flushes. After a kill, at most so much is converted again."""
 FLUSH_MESSAGES = 2**17
 ROW_BYTES = 2**9
