@@ -12,7 +12,7 @@ ODD: tuple[Any, ...] = (
     5, -1, 2**70, 2**63, 1.5, b"", b"x" * 300, b"\xff" * 2, Atom("undefined"), Atom("true"), [], [b""], [5], (), (b"a", b"b"),
     {}, {b"x-k": 1},
 )  # fmt: skip
-"""What stands in a term where another type is expected."""
+"""Terms for tests that put one where another type is expected."""
 
 
 def to_term(value: Any, random: Random | None = None) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random  # noqa: F401 - the tables use it
-import struct  # noqa: F401
-import time  # noqa: F401
+import struct  # noqa: F401 - the tables use it
+import time  # noqa: F401 - the tables use it
 import zlib
 from itertools import count as numbers  # noqa: F401 - for the mutant counts-its-records
 
@@ -13,10 +13,10 @@ import attrs
 
 from foreign_backends import plugin as foreign
 from foreign_backends.sqlite import SqliteIndex
-from msgstore import MessageTooLarge  # noqa: F401
+from msgstore import MessageTooLarge  # noqa: F401 - the tables use it
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Raw, Retention
-from msgstore.contract import BodyCodecDescriptor, Capability, Migrate, RecordError, RecordField, StoredBody  # noqa: F401
+from msgstore.contract import BodyCodecDescriptor, Capability, Migrate, RecordError, RecordField, StoredBody  # noqa: F401 - the tables use it
 from msgstore_checksum_record import plugin as checksum
 from msgstore_checksum_record.record import ChecksumRecord
 from msgstore_erlang_body import plugin as erlang

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array  # noqa: F401 - the tables use it
 
-import attrs  # noqa: F401
+import attrs  # noqa: F401 - the tables use it
 
 from foreign_backends import plugin as foreign
 from foreign_backends.ledger import CRC, LedgerFormat, is_intact, measure

@@ -153,7 +153,7 @@ class Config:
     """Entry points of the group ``msgstore`` that are not loaded: ``"NAME"`` or ``"DISTRIBUTION:NAME"``. ``msgstore plugins
     --json`` lists the names. A disabled observer receives no events. A name that is not installed is refused."""
     wrong: Mapping[str, ConfigError] = attrs.field(factory=dict)
-    """What is wrong with the other tables. It stops no store but its own."""
+    """Errors of the other tables by store. Each stops its own store only."""
 
     @property
     def names(self) -> list[str]:

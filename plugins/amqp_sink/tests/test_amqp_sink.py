@@ -268,7 +268,7 @@ def test_limit_is_an_error_until_something_is_sent(token, opened, monkeypatch):
 
 
 def test_sigterm_stops_after_the_flush(opened):
-    """What was sent is in the journal then. A second Ctrl-C stops at once."""
+    """The journal has all sent messages then. A second Ctrl-C stops at once."""
     one, handler = opened(rate=0.001), signal.getsignal(signal.SIGTERM)
     sent(one, batch())
     one._due = float("inf")

@@ -98,7 +98,7 @@ DAMAGES: dict[str, tuple[Damage, int, str]] = {
     "journal of zeros": (lambda node: (node / queue(VHOST, "fan.c") / "journal.jif").write_bytes(bytes(999)), 3, "only zeros"),
     "no .config": (lambda node: (node / VHOST / ".config").unlink(), 0, UNNOTICED),
 }  # fmt: skip
-"""What is done, how many messages that costs at most, and a text of the damage."""
+"""Name to the damage to do, the number of messages that it costs at most, and a text of the report."""
 
 
 def change_size(file: Path, by: int) -> None:

@@ -25,7 +25,7 @@ _SECTIONS = (
     "amqp:application-properties:map", "amqp:data:binary", "amqp:amqp-sequence:list", "amqp:amqp-value:*", "amqp:footer:map",
 )  # fmt: skip
 _CODES: dict[Any, int] = {code: code for code in range(0x70, 0x79)} | {name: 0x70 + n for n, name in enumerate(_SECTIONS)}
-"""What a section begins with, a code or a name, to the code."""
+"""Begin of a section, its code or its name, to the code."""
 _NAMES = {
     0: "message_id", 1: "user_id", 4: "reply_to", 5: "correlation_id", 6: "content_type", 7: "content_encoding", 10: "app_id",
 }  # fmt: skip

@@ -23,9 +23,9 @@ class QueueNameFile:
 
     vhost: bytes
     queue: bytes
-    """Of a sub-queue of a priority queue: name, a zero byte, and the priority as a byte."""
+    """Name of the queue; for one priority of a queue with priorities: name, a zero byte, and the priority as a byte."""
     version: int
-    """Of the queue index."""
+    """Version of the queue index."""
 
 
 def vhost_directory(vhost: bytes) -> str:

@@ -33,7 +33,7 @@ class Publication(NamedTuple):
     """From the flags of the content header on."""
     body: bytes
     risk: str
-    """What the broker may close the channel for."""
+    """Exchange and user id, because of which the broker may close the channel."""
     is_anonymous: bool = False
     """A user id was left out."""
 

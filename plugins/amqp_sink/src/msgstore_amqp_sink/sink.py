@@ -25,7 +25,7 @@ _MAX_EXPIRATION = 3650 * 24 * 3600 * 1000
 _USER_ID = 1 << 4
 """Flag of the content header."""
 _BURST_SECONDS = 0.05
-"""What ``rate`` may catch up after a pause."""
+"""Time of messages that ``rate`` lets catch up after a pause."""
 _PERSISTENT = 2
 _COPIES = ("CC", "BCC")
 _log = logging.getLogger("msgstore.amqp")

@@ -21,14 +21,15 @@ def key_of(vhost: VhostFiles, msg_id: bytes) -> bytes:
 def encode_entry(entry: LiveEntry, part: QueueDirectory, *, is_final: bool) -> bytes:
     """Encode an entry with what its queue's directory says of the message."""
     vhost = None if part.vhost is None else part.vhost.hex()
-    return json.dumps([entry._replace(msg_id=entry.msg_id.hex()), vhost, part.is_durable, is_final]).encode()  # type: ignore[arg-type]
+    fields = [value.hex() if isinstance(value, bytes) else value for value in entry]
+    return json.dumps([fields, vhost, part.is_durable, is_final]).encode()
 
 
 def decode_entry(data: bytes) -> tuple[LiveEntry, bytes | None, bool, bool]:
     """Return the entry, the name of the vhost, True if the queue is durable, and True if its files are final."""
     fields, vhost, is_durable, is_final = json.loads(data)
-    entry = LiveEntry(*fields)
-    entry = entry._replace(msg_id=bytes.fromhex(entry.msg_id))  # type: ignore[arg-type]
+    entry = LiveEntry._make(fields)
+    entry = entry._replace(msg_id=bytes.fromhex(str(entry.msg_id)))
     return entry, None if vhost is None else bytes.fromhex(vhost), is_durable, is_final
 
 

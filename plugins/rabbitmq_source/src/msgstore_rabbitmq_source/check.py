@@ -120,7 +120,7 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
         per_queue=checks,
         damage=damage,
         not_read=[info for info in infos if not info.read],
-        absent=sorted(f"{vhost} {queue}" for vhost, queue in named if (vhost, queue) not in there),
+        absent=sorted(f"{queue} in vhost {vhost}" for vhost, queue in named if (vhost, queue) not in there),
     )
 
 
@@ -141,7 +141,7 @@ def in_words(check: NodeCheck) -> Iterator[str]:
     yield f"  {len(check.vhosts)} vhosts: {_some(check.vhosts)}"
     yield f"  {len(check.queues)} classic queues with a directory ({kinds or 'none'})"
     if check.absent:
-        yield f"  {len(check.absent)} durable queues without a directory: empty, or lost: {_some(check.absent)}"
+        yield f"  {len(check.absent)} durable queues without a directory, which are empty or lost: {_some(check.absent)}"
     yield ""
     yield "What can be read"
     listed = check.states["ready"] + check.states["expired"]

@@ -117,8 +117,8 @@ def counts(node: Path, vhost: str | None) -> None:
 def definitions(node: Path, with_password_hashes: bool) -> None:
     """Print vhosts, queues, exchanges, bindings, policies and users of NODE, for rabbitmqctl import_definitions.
 
-    They come from the node's own tables. Users are without passwords, unless you ask for the hashes: an import then takes the
-    passwords of users with the same names, such as guest.
+    They come from the node's own tables. Users are without passwords, unless you ask for the hashes: an import then removes
+    the passwords of users with the same names, such as guest.
 
     \b
     Examples:
@@ -134,7 +134,10 @@ def definitions(node: Path, with_password_hashes: bool) -> None:
         click.echo(f"{file}: {size} bytes at {offset} {reason}", err=True)
     if not with_password_hashes and found["users"]:
         users = ", ".join(user["name"] for user in found["users"])
-        click.echo(f"without passwords: {users}. An import takes theirs: then rabbitmqctl change_password.", err=True)
+        click.echo(
+            f"without passwords: {users}. An import removes the passwords of such users: then use rabbitmqctl change_password.",
+            err=True,
+        )
     for problem in problems:
         click.echo(f"left out: {problem}", err=True)
     if tables.damage or problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 import attrs
 
@@ -65,9 +66,7 @@ class Node:
         tables = read_tables({name: bytes(context.read(place)) for name, place in there.items()})
         node = cls(context, files, tables)
         namer, newest = Namer(context, files, tables), newest_change(files)
-        for vhost in sorted(
-            files.vhosts.values(), key=lambda one: not names.HASHED.fullmatch(one.directory.rpartition("/")[2])
-        ):
+        for vhost in sorted(files.vhosts.values(), key=_is_copy):
             node._add_vhost(namer, vhost, newest)
         node.name_damage = namer.damage
         node.queues = dict(sorted(node.queues.items(), key=lambda item: _order(item[0])))
@@ -170,6 +169,11 @@ class Node:
     def close(self) -> None:
         for store in self._stores.values():
             store.close()
+
+
+def _is_copy(vhost: VhostFiles) -> bool:
+    """Return True for a directory that is not named by a hash, such as ``HASH.bak``."""
+    return names.HASHED.fullmatch(PurePosixPath(vhost.directory).name) is None
 
 
 def _order(name: QueueName) -> tuple[str, str]:

@@ -13,7 +13,6 @@ from rabbitmq_files import index_v1, index_v2
 SEGMENT_NUMBERS = 4096
 """Messages of a segment of index v2, unless the node was configured otherwise."""
 _WITHOUT_INDEX = "acknowledged messages are listed as well, and those in the shared store are orphans (--state orphan)"
-_ONLY_ZEROS = "has only zeros: its entries were lost, as by a power failure"
 Read = Callable[[str], Buffer]
 
 
@@ -78,9 +77,7 @@ def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, 
     if journal_file is not None:
         data = read(journal_file)
         journal = index_v1.read_journal(data)
-        if journal.reason or (data and not journal.end):
-            size = len(data) - journal.end
-            yield SourceDamage(file=journal_file, offset=journal.end, size=size, reason=journal.reason or _ONLY_ZEROS)
+        yield from _unread(journal_file, data, journal)
     numbers = sorted(journal.publishes)
     for segment in sorted(segments.keys() | {number // count for number in numbers}):
         found = index_v1.IndexFile()
@@ -88,9 +85,7 @@ def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, 
         if file is not None:
             data = read(file)
             found = index_v1.read_segment(data)
-            if found.reason or (data and not found.end):
-                size = len(data) - found.end
-                yield SourceDamage(file=file, offset=found.end, size=size, reason=found.reason or _ONLY_ZEROS)
+            yield from _unread(file, data, found)
         base = segment * count
         rows = {base + number: (file or "", publish) for number, publish in found.publishes.items()}
         for number in numbers[bisect_left(numbers, base) : bisect_left(numbers, base + count)]:
@@ -101,6 +96,13 @@ def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, 
                     number, publish.is_persistent, publish.msg_id, publish.body_size, publish.expiry_us,
                     origin, publish.offset, publish.size, publish.term_offset, publish.term_size,
                 )  # fmt: skip
+
+
+def _unread(file: str, data: Buffer, found: index_v1.IndexFile) -> Iterator[SourceDamage]:
+    """Yield the end of a file of index v1 if it cannot be read."""
+    if found.reason or (data and not found.end):
+        reason = found.reason or "has only zeros: its entries were lost, as by a power failure"
+        yield SourceDamage(file=file, offset=found.end, size=len(data) - found.end, reason=reason)
 
 
 def _live_v2(indexes: Mapping[int, str], stores: Mapping[int, str], read: Read) -> Iterator[Found]:

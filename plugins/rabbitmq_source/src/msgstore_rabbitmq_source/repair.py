@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 
-from msgstore.contract import SourceDamage, StoreError
+from msgstore.contract import Buffer, SourceDamage, StoreError
 from msgstore_rabbitmq_source.layout import NUMBERED, QUEUE_NAME, RECOVERY, VHOST_CONFIG, VHOST_NAME, VhostFiles, joined
 from msgstore_rabbitmq_source.queue_index import SEGMENT_NUMBERS, LiveEntry, read_index, right_header
 from msgstore_rabbitmq_source.shared_store import SharedStore, segment_formats
@@ -182,7 +182,8 @@ class Repair:
             if name.endswith((".idx", ".jif")):
                 os.truncate(self.copy / joined(directory, name), 0)
         count, kept, left = self.source.node.segment_entries(vhost), 0, 0
-        last, data = "", self.source.node.context.read(joined(directory, vhost.queues[directory][0]))
+        last = ""
+        data: Buffer = b""
         for entry in self.source.node.entries(vhost, directory):
             if isinstance(entry, SourceDamage) or entry.sequence is None or not entry.file.endswith((".idx", ".jif")):
                 continue
