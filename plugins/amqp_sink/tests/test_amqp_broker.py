@@ -279,6 +279,8 @@ def test_quiet_connection_that_was_closed_is_opened_anew(broker, request):
 
 
 PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
 from msgstore.jobs.messages import convert, json_lines
 convert.FLUSH_MESSAGES, json_lines._BATCH = 1, 10_000
 from msgstore.cli.main import main

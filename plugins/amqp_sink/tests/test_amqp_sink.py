@@ -267,6 +267,15 @@ def test_limit_is_an_error_until_something_is_sent(token, opened, monkeypatch):
     assert not opened(token=token, anyway=True).refused(batch())
 
 
+@pytest.fixture
+def interruptible():
+    """Let SIGINT interrupt. What runs in the background of a shell ignores it from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_sigterm_stops_after_the_flush(opened):
     """The journal has all sent messages then. A second Ctrl-C stops at once."""
     one, handler = opened(rate=0.001), signal.getsignal(signal.SIGTERM)
