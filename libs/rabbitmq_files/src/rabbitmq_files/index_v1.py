@@ -47,7 +47,7 @@ class Publish(NamedTuple):
 
 @dataclass(slots=True)
 class IndexFile:
-    """Entries of one file, by number: in the segment, or in the journal since the begin of the queue."""
+    """Entries of one file, by number: from 0 in a segment, from the start of the queue in the journal."""
 
     publishes: dict[int, Publish] = field(default_factory=dict)
     acknowledged: set[int] = field(default_factory=set)
@@ -123,7 +123,7 @@ def encode_publish(number: int, body: bytes, *, is_persistent: bool = True) -> b
 
 
 def encode_journal_publish(number: int, body: bytes, *, is_persistent: bool = True) -> bytes:
-    """Encode the publish of a journal. ``number``: since the begin of the queue."""
+    """Encode the publish of a journal. ``number``: counted from the start of the queue."""
     return _JOURNAL_HEAD.pack((not is_persistent) << 62 | number) + body
 
 

@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     """A message of the queue that is not acknowledged."""
 
     number: int
-    """Number of the message since the begin of the queue."""
+    """Number of the message, counted from the start of the queue."""
     offset: int
     """Offset of the entry in ``.qi``."""
     is_persistent: bool

@@ -20,7 +20,7 @@ class LiveEntry(NamedTuple):
     """A message of the queue."""
 
     sequence: int | None
-    """Number since the begin of the queue. None: the index of the segment is lost."""
+    """Number of the message, counted from the start of the queue. None: the index of the segment is lost."""
     is_persistent: bool
     msg_id: bytes
     """Empty if the index does not have it."""
