@@ -186,7 +186,7 @@ STAMPED = f'{STORE}record = {{ use = "acme-stamp"'
     ("text", "message"),
     [
         ('[stores.a]\npath = "a\\u0000b"', "NUL"),
-        (f"{STORE}sync_interval = {'9' * 400}", "at most 365d"),
+        (f"{STORE}sync_interval = {'9' * 400}", "at most 36500d"),
         (f"{STORE}sync_interval = {'9' * 5000}", "is not TOML"),
         (f"{STORE}index = {'[' * 50_000}", "nested too deeply"),
         (f'{STORE}index = {{ use = "ets", deep = 1 }}', "unknown key"),

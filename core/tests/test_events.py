@@ -20,7 +20,7 @@ import pytest
 import msgstore
 from core_support import BROKER, copy_of, flip, raising, run
 from msgstore import hookimpl
-from msgstore.contract import BrokenPlugin, PluginError, StoreIOError, events
+from msgstore.contract import BrokenPlugin, GcPolicyDescriptor, PluginError, StoreIOError, events
 from msgstore.engine import events as announcing
 from msgstore.engine.events import Telemetry
 from msgstore.files import Files
@@ -415,6 +415,10 @@ def msgstore_indexes():
         ([UNMARKED], "does not mark msgstore_store_closed with @msgstore.hookimpl"),
         ([UNMARKED, msgstore_indexes], "does not mark msgstore_store_closed with"),
         ([], "registers nothing"),
+        (
+            [hook("msgstore_gc_policies", lambda: [GcPolicyDescriptor(name="Acme P", contract=(1, 0), factory="a:b")])],
+            "msgstore_gc_policies failed: ValueError: 'name' must match regex '[a-z0-9][a-z0-9_-]{0,63}' ('Acme P' doesn't)",
+        ),
         ([hook("msgstore_indexes", raising(SystemExit("no")))], "msgstore_indexes failed: SystemExit: no"),
         ([hook("msgstore_indexes", raising(GeneratorExit("no")))], "msgstore_indexes failed: GeneratorExit: no"),
     ],

@@ -45,6 +45,21 @@ def test_suite_tests_distribution_without_code(pytester):
 
 
 @kit
+def test_source_without_sample_fails_with_what_is_missing(pytester):
+    pytester.makepyfile("""
+        import pytest
+        from msgstore.contract import SourceDescriptor
+        from msgstore.testing import SourceTests, Subject
+
+        class TestMine(SourceTests):
+            @pytest.fixture
+            def subject(self):
+                return Subject.of(SourceDescriptor(name="mine", contract=(1, 0), factory="mine:Mine", detect="mine:detect"))
+        """)
+    pytester.runpytest_subprocess().stdout.fnmatch_lines(["*the descriptor has no sample: write a function*"])
+
+
+@kit
 @pytest.mark.parametrize(
     ("args", "message"),
     [

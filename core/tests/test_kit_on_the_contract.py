@@ -15,6 +15,7 @@ import textwrap
 import time
 import zlib
 from itertools import accumulate, chain, repeat
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -23,7 +24,7 @@ from msgstore import contract
 from msgstore.testing import BodyCodecTests, GcPolicyTests, RecordTypeTests, SegmentFormatTests, SinkTests, SourceTests, Subject
 
 GIVEN = vars(contract) | {"struct": struct, "zlib": zlib, "time": time, "chain": chain, "repeat": repeat}
-GIVEN |= {"accumulate": accumulate, "io": io, "os": os}
+GIVEN |= {"accumulate": accumulate, "io": io, "os": os, "Path": Path}
 SHOWN = ModuleType("shown_by_the_contract")
 """Where factories are imported from."""
 

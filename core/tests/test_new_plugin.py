@@ -90,7 +90,7 @@ def test_own_tests_of_new_plugin_pass(kind, site, what, tmp_path):
 
 
 def test_new_plugin_lists_files_it_wrote(tmp_path):
-    [made] = rows_of("new-plugin", "format", "acme-two-words", "--into", tmp_path)
+    [made] = rows_of("new-plugin", "format", "acme-two-words", "--summary", "Blocks of 4 KiB, 'fast'.", "--into", tmp_path)
     plugin = tmp_path / "acme-two-words"
     assert (made["kind"], made["name"], made["path"]) == ("format", "acme-two-words", str(plugin))
     found = [path for path in plugin.rglob("*") if path.is_file()]
@@ -98,6 +98,7 @@ def test_new_plugin_lists_files_it_wrote(tmp_path):
     assert list(tmp_path.iterdir()) == [plugin]
     assert not any("$" in path.read_text() for path in found if path.suffix == ".py")
     assert 'extension=".acme_two_words"' in (plugin / "src/acme_two_words/plugin.py").read_text()
+    assert sum("Blocks of 4 KiB, 'fast'" in path.read_text() for path in found) == 4
 
 
 _NOT_A_NAME = "is not a name"
@@ -120,6 +121,12 @@ REFUSED = [
 def test_new_plugin_with_unusable_name_is_refused(kind, name, message, tmp_path):
     result = run("new-plugin", "--into", tmp_path, "--", kind, name, code=2)
     assert message in " ".join(result.stderr.replace("\u2502", " ").split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("summary", ["two\nlines", 'a "word"', "\\", " "])
+def test_new_plugin_with_unusable_summary_is_refused(summary, tmp_path):
+    assert "is not one line" in run("new-plugin", "index", "mine", "--summary", summary, "--into", tmp_path, code=2).stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -352,8 +353,22 @@ def test_command_prints_recovered_records_and_damage(source, tmp_path):
     assert columns(out[-1:], "messages", "recovered", "damaged_spans") == [(211, 201, 1)]
     assert digests(tmp_path / "out") == digests_in(record for n, record in enumerate(records) if n != 10)
     text = run("salvage", source, tmp_path / "second").stdout
+    assert "The new store has" not in text
+    assert "'msgstore salvage' also finds" in run("scan", source, code=1).stdout
     assert "211 messages copied, 201 of them recovered after damage" in text
     assert reason in text
+
+
+def test_damage_comes_in_number_order(tmp_path):
+    """And it is said that the new store has another format than the old one."""
+    clean = copy_of("v1_clean", tmp_path / "in")
+    for path in clean.glob("*.rdq"):
+        with path.open("ab") as file:
+            file.write(b"\0" * 8 + b"rest")
+    text = run("salvage", clean, tmp_path / "out", code=1).stdout
+    table = text.partition("damaged spans")[2]
+    assert re.findall(r"^(\d+)\.rdq", table, re.MULTILINE) == sorted(re.findall(r"(\d+)\.rdq", table), key=int) != []
+    assert "The new store has the format v2 and the index ets." in text
 
 
 def test_command_checks_bodies_with_given_codec(tmp_path):

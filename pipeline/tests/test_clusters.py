@@ -156,7 +156,7 @@ ROOT = Path(__file__).parents[2]
 OURS = sorted({*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")})
 OTHERS = [
     "attrs", "pluggy", "cattrs", "typing-extensions", "click", "rich", "lmdb", "crc32c", "numpy", "pandas", "python-dateutil",
-    "pyarrow", "zstandard", "prometheus-client", "flatbuffers",
+    "pyarrow", "zstandard", "prometheus-client", "flatbuffers", "pika", "cryptography",
 ]  # fmt: skip
 """Distributions of others that an executor's Python has."""
 CLUSTER = "local-cluster[2,1,1024]"
@@ -210,14 +210,40 @@ def test_missing_distributions_are_named_and_uploaded(bare_python, wheels):
     nothing, forgotten, answered = ask(CLUSTER, [], some, wheels, python=bare_python)
     assert nothing[0] == forgotten[0] == "executors differ from the driver"
     assert "msgstore-spark cannot be used (ModuleNotFoundError: No module named 'msgstore_spark')" in nothing[1]
-    there = nothing[1].partition("Install there: ")[2].split(", from a checkout, or as wheels")[0].split()
-    assert there == sorted(there)
+    assert "Install there: pip install ./core ./queues ./libs/* ./plugins/* ./pipeline, in a checkout; acme-" in nothing[1]
     assert "acme-audit-record==1.0.0" in nothing[1]
+    assert nothing[1].endswith(", the way you did here, or upload wheels (upload_wheels(), spark-submit --py-files)")
     assert len(nothing) == len(forgotten) == 2
     assert forgotten[1].startswith("on ")
     assert "record audit of v2: nothing; here acme-audit-record 1.0.0" in forgotten[1]
-    assert "Install there: acme-audit-record==1.0.0, from a checkout, or as wheels" in forgotten[1]
+    assert "Install there: acme-audit-record==1.0.0, the way you did here, or upload wheels" in forgotten[1]
     assert answered == 2
+
+
+def test_wheels_reach_workers_of_queries(bare_python, wheels, audited, tmp_path):
+    """Without check_executors, whose workers would have them."""
+    program = """
+        import sys
+        from msgstore_spark import session, upload_wheels
+        with session("local-cluster[2,1,1024]") as spark:
+            source, saved, *wheels = sys.argv[1:]
+            upload_wheels(spark, *wheels)
+            read = spark.read.format("msgstore").load(source)
+            read.select("id", "body").write.format("msgstore").mode("append").save(saved)
+            print(read.count(), spark.read.format("msgstore").load(saved).count())
+    """
+    given = map(str, [audited[0], tmp_path / "saved", *wheels])
+    assert clusters.run(program, *given, env={"PYSPARK_PYTHON": bare_python}) == "1000 1000\n"
+
+
+def test_missing_dependencies_are_all_named(tmp_path):
+    """Wheels would not help."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    (lines,) = ask(CLUSTER, [], python=str(tmp_path / "venv/bin/python"))
+    assert len(lines) == 3
+    assert re.search(r"dependencies are missing: attrs, cattrs, .*pyarrow.* wheels do not bring them$", lines[1])
+    assert "Install there: pip install ./core" in lines[2]
+    assert "wheels" not in lines[2]
 
 
 def test_wheels_reach_connect_server(bare_python, wheels, tmp_path):
@@ -264,14 +290,22 @@ def test_unusable_python_is_named():
     assert re.match(r"on \S+: /no/such/python cannot be run: ", line)
 
 
+REMEDY = "Install there: acme==2, the way you did here, or upload wheels (upload_wheels(), spark-submit --py-files)"
+
+
 def test_remedy_is_one_for_each_distribution():
     here = {"Python": "3.11", "source a": "acme 2 (contract 1.0)", "sink a": "acme 2 (contract 1.0)"}
     assert differences(here, here) == []
-    python, line = differences(here, {"Python": "3.12"})
+    (python,) = differences(here, {"Python": "3.12"})
     assert python.startswith("Python 3.12, here 3.11. Set PYSPARK_PYTHON")
-    assert line.startswith("source a, sink a: nothing; here acme 2 (contract 1.0). Install there: acme==2, from a checkout")
-    (line,) = differences(here, {"Python": "3.11", "plugin acme": "fails: ModuleNotFoundError: No module named 'attr'"})
-    assert line.endswith("Install there: attrs, a dependency")
+    (line,) = differences(here, {"Python": "3.11"})
+    assert line.startswith(
+        "source a, sink a: nothing; here acme 2 (contract 1.0). Install there: acme==2, the way you did here"
+    )
+    (line,) = differences(here, {"Python": "3.11", "plugin acme": "fails: ModuleNotFoundError: No module named 'acme'"})
+    assert line.endswith(
+        "because acme fails: ModuleNotFoundError: No module named 'acme'; here acme 2 (contract 1.0). " + REMEDY
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,6 +314,7 @@ def test_remedy_is_one_for_each_distribution():
         ("/no/such/python", "cannot be run"),
         ("bare", "cannot import msgstore_spark"),
         ("other", "differs from the driver's Python"),
+        ("old", "is Python 3.99, here "),
     ],
 )
 def test_unusable_planner_is_warned_of(request, tmp_path, python, why):
@@ -292,15 +327,17 @@ def test_unusable_planner_is_warned_of(request, tmp_path, python, why):
             with start("local[2]") as spark:
                 print(start.__name__)
     """
-    if python == "other":
+    if python in ("other", "old"):
+        version = fingerprint()["Python"] if python == "other" else "3.99"
         python = str(tmp_path / "python")
-        Path(python).write_text(f"#!/bin/sh\necho '{json.dumps(fingerprint() | {'Python': '3.99'})}'\n")
+        Path(python).write_text(f"#!/bin/sh\necho {version}\necho '{json.dumps(fingerprint() | {'pyarrow': 'pyarrow 1'})}'\n")
         Path(python).chmod(0o755)
     python = request.getfixturevalue("bare_python") if python == "bare" else python
     job, warning, *more, _ = clusters.run(program, env={"PYSPARK_PYTHON": python}).splitlines()
     assert job == "open_session"
-    assert ["Python 3.99, here" in line for line in more] == [True] * why.startswith("differs")
-    assert warning.startswith(f"PYSPARK_PYTHON: {python} {why} on this machine")
+    assert ["pyarrow 1; here" in line for line in more] == [True] * why.startswith("differs")
+    assert warning.startswith(f"PYSPARK_PYTHON: {python} {why}")
+    assert ("on this machine" in warning) is ("Set PYSPARK_PYTHON" not in warning)
 
 
 def test_segment_that_only_driver_reads_is_refused(tmp_path):
@@ -341,8 +378,9 @@ def test_segment_that_only_driver_reads_is_refused(tmp_path):
         (None, "cannot be read as a wheel"),
         (["a.py"], r"there is no \.dist-info in it"),
         (["a-1.dist-info/METADATA", "a.so"], r"compiled modules \(a.so\)"),
+        (["a-1.dist-info/METADATA", "a/b/__init__.py"], r"a/ has no __init__\.py"),
     ],
-    ids=["absent", "archive", "compiled"],
+    ids=["absent", "archive", "compiled", "namespace"],
 )
 def test_file_that_is_no_wheel_is_refused(tmp_path, content, message):
     file = tmp_path / "bad.whl"
@@ -356,7 +394,8 @@ def test_file_that_is_no_wheel_is_refused(tmp_path, content, message):
 
 def test_other_wheel_of_same_name_is_refused(tmp_path):
     sent: list[str] = []
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(applicationId="b", addPyFile=sent.append))
+    registry = SimpleNamespace(register=id)
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(applicationId="b", addPyFile=sent.append), dataSource=registry)
     for version in "112":
         file = tmp_path / version / "acme-1-py3-none-any.whl"
         file.parent.mkdir(exist_ok=True)

@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import PySparkException
@@ -16,14 +17,14 @@ from pyspark.sql.types import StructType
 
 import msgstore
 from msgstore.cli.main import main
-from msgstore.config import Backend
 from msgstore.contract import ConfigError
 from msgstore.contract.messages import SourceDamage
 from msgstore.jobs.messages import parallel
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.selection import select, selected_messages, selected_queues
 from msgstore.jobs.messages.sources import open_source, source_spec
-from msgstore_spark import ExecutorMismatch, messages
+from msgstore.option_values import Backend
+from msgstore_spark import ExecutorMismatch, tasks
 from msgstore_spark.messages import MessageOptions, MessageReader
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
@@ -123,7 +124,10 @@ def test_missing_plugin_of_executor_names_host(monkeypatch):
         msgstore.PluginError, match=f"{where}no installed plugin provides the source 'kestrel'.*check_executors"
     ):
         list(reader.read(part))
-    with pytest.raises(msgstore.PluginError, match=r"provides 'stork'\. check_executors"), messages.name_host():
+    reader = MessageReader(attrs.evolve(options, spec=attrs.evolve(options.spec, path="/no/such")), StructType())
+    with pytest.raises(msgstore.StoreError, match=rf"{where}/no/such: No such file .*Executors need it under this path"):
+        list(reader.read(part))
+    with pytest.raises(msgstore.PluginError, match=r"provides 'stork'\. check_executors"), tasks.name_host():
         raise msgstore.PluginError("nothing provides 'stork'. Did you mean 'store'?")
 
 

@@ -21,6 +21,7 @@ from msgstore.jobs.columns.batches import damage_batch, record_batches, segments
 from msgstore.jobs.columns.schemas import RECORD, project, records_schema
 from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.workers import open_codec
+from msgstore_spark.jobs import _records
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.source import MsgStoreSource, SegmentReader, register
 from msgstore_spark.streams import SegmentStreamReader
@@ -286,8 +287,37 @@ def test_paths_globs_and_urls_name_stores(load, tmp_path, monkeypatch):
     assert found(f"{stores[0]}/*.sqs", stores[0]) == [stores[0]]
     df = load(tmp_path)
     assert df.count() == 40
-    shutil.rmtree(tmp_path / "b")
+    for segment in (tmp_path / "b").glob("*.sqs"):
+        segment.unlink()
     assert df.count() == 30
+
+
+@pytest.mark.parametrize("is_mount_point", [False, True])
+@pytest.mark.parametrize("relation", ["records", "damage", "segments", "stream"])
+def test_directory_that_executor_lacks_fails_query(tmp_path, relation, is_mount_point):
+    """A stream reads the rest later. A segment that is gone from a directory was deleted, and is no failure."""
+    segments = sorted(written(tmp_path / "store", 90).glob("*.sqs"))
+    query: Any
+    if relation == "stream":
+        query = reader(tmp_path / "store")
+        shares = query.partitions({}, query.latestOffset({}, ReadAllAvailable()))
+    else:
+        source = MsgStoreSource({"path": str(tmp_path / "store"), "relation": relation})
+        query = source.reader(source.schema())
+        shares = query.partitions()
+    (tmp_path / "store").rename(tmp_path / "hidden")
+    if is_mount_point:
+        (tmp_path / "store").mkdir()
+    with pytest.raises(msgstore.StoreError, match=r"^on \S+ \(.*sqs: No such .*Executors need it under this path"):
+        list(query.read(shares[0]))
+    if is_mount_point:
+        (tmp_path / "store").rmdir()
+    (tmp_path / "hidden").rename(tmp_path / "store")
+    segments[0].unlink()
+    rows = sum(batch.num_rows for share in shares for batch in query.read(share))
+    assert rows > 0 if relation != "damage" else rows == 1
+    with pytest.raises(msgstore.StoreError, match="Executors need it under this path"):  # as a job does
+        list(_records(0, [SegmentInput(0, "store", str(tmp_path / "none/0.sqs"), "v2", 64)]))
 
 
 @pytest.mark.parametrize(
@@ -462,6 +492,7 @@ def test_query_restarts_from_its_checkpoint(spark, store, tmp_path):
     assert run() == Counter(range(60))
     write(store, *range(60, 90))
     assert run() == Counter(range(90))
-    source = MsgStoreSource({"path": str(tmp_path / "store"), "relation": "damage"})
-    with pytest.raises(msgstore.ConfigError, match="a stream has records only; read the relation 'damage'"):
-        source.streamReader(source.schema()).initialOffset()
+    for option, message in {"relation": "has records only; read the relation 'damage'", "mode": "has no mode FAILFAST"}.items():
+        source = MsgStoreSource({"path": str(tmp_path / "store"), option: {"mode": "failfast"}.get(option, "damage")})
+        with pytest.raises(msgstore.ConfigError, match=f"a stream {message}"):
+            source.streamReader(source.schema()).initialOffset()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 import msgstore
 from msgstore_spark.options import WriteOptions
+from msgstore_spark.writer import StoreWriter
 
 
 def rows(spark: SparkSession, count: int, *more: str, partitions: int = 4) -> DataFrame:
@@ -92,6 +96,19 @@ def test_row_without_message_is_refused(spark, tmp_path, columns, message):
     with pytest.raises(PySparkException, match=message):
         save(frame.selectExpr(*columns), tmp_path / "store")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [{"record": "hop"}, {"records": "hop=200"}])
+def test_missing_record_type_names_option_and_host(tmp_path, monkeypatch, options):
+    said = rf"option '{next(iter(options))}': no installed plugin provides the record type 'hop'"
+    with pytest.raises(msgstore.PluginError, match=f"^{said}"):
+        StoreWriter({"path": str(tmp_path / "store"), **options}, StructType().add("id", "binary").add("body", "binary"))
+    writer = object.__new__(StoreWriter)  # as an executor gets it from a driver that has the plugin
+    writer._target, writer._staging = WriteOptions.of({"path": str(tmp_path / "store"), **options}).target, str(tmp_path)
+    monkeypatch.setattr("msgstore_spark.writer.TaskContext", SimpleNamespace(get=TaskContext))
+    monkeypatch.setattr(TaskContext, "partitionId", lambda self: 0)
+    with pytest.raises(msgstore.PluginError, match=rf"^on \S+ \(.*\): {said}.* check_executors\(spark\) compares"):
+        writer.write(iter([]))
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("--enough", type=int, default=3, help="tests that are printed for each mutant; the rest are not run")
     arguments = parser.parse_args()
     options = [suite.__file__, "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:terminal"]
+    options += ["-p", "no:unraisableexception"]  # a file that a failed test has left open, in the test that comes next
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the kit is imported before pytest starts
     return pytest.main(options, plugins=[Watch(arguments.names, arguments.enough)])
 

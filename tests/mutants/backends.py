@@ -11,8 +11,8 @@ from itertools import count as numbers  # noqa: F401 - for the mutant counts-its
 
 import attrs
 
-from foreign_backends import plugin as foreign
-from foreign_backends.sqlite import SqliteIndex
+from acme_sqlite_index import plugin as acme_sqlite
+from acme_sqlite_index.index import SqliteIndex
 from msgstore import MessageTooLarge  # noqa: F401 - the tables use it
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Raw, Retention
@@ -62,6 +62,13 @@ shares-a-compressor: all threads share one compressor
 largest-is-not-read: the largest body that it takes is not read
     encode: body if => refuse(MessageTooLarge("more than 1000")) if len(body) > 1000 else body if
     decode > _ if len(_) < 1000 else refuse(RecordError("too_large"))
+cuts-large-bodies: bodies above four MiB come back cut
+    decode > _[:4 * 2**20]
+counts-its-calls: a body depends on the number of calls before
+    encode: zlib.compress(body) => bytes([next(self.__dict__.setdefault("calls", numbers())) % 256]) + zlib.compress(body)
+    decode: zlib.decompress(stored) => zlib.decompress(stored[1:])
+cut-is-another-body: a body whose end is missing is read up to there
+    decode: zlib.decompress(stored) => zlib.decompressobj().decompress(stored)
 bodies-refer-to-the-first: a body that equals the first one refers to it
     encode: zlib.compress(body) => zlib.compress(b"=" if body == self.__dict__.setdefault("first", body) else b":" + body)
     decode > self.__dict__.get("first", b"") if _ == b"=" else _[1:]
@@ -73,6 +80,8 @@ plain-strips-zeros: it claims PLAIN, and strips zeros
 """)  # fmt: skip
 
 add_mutants(erlang.msgstore_body_codecs()[0], ErlangBody, r"""
+stored-form-is-plain: bytes that are no term come as a body of the client
+    decode > bytes(_)
 empty-body-is-lost: an empty body is lost
     encode > _ if body else b""
 refuses-long-bodies: terms that the codec writes itself are invalid when they are long
@@ -83,6 +92,10 @@ fields-raise: fields raises for bytes that no broker wrote
     fields > _ if stored[:1] == b"\x83" else {}[stored]
 fields-of-one-byte: fields raises for a single byte
     fields > stored[1] if len(stored) == 1 else _
+fields-of-two-bytes: fields raises for bytes that begin as a compressed term
+    fields > {}[stored] if stored[:6] == b"\x83P\0\0\0\0" else _
+fields-of-text-only: fields raises for an exchange that is not UTF-8
+    fields > _ if not _ or "\\x" not in str(_[0]) else {}[stored]
 fields-are-fewer: fields gives no payload
     fields > _ and _[:3]
 """)  # fmt: skip
@@ -98,6 +111,10 @@ def write_in_place(files, path, chunks, *, sync):
 
 
 add_mutants(ets.msgstore_indexes()[0], EtsIndex, r"""
+enter-in-parts: an enter that raises has entered a part
+    enter: entries = dict(zip(ids, locations, strict=True)) => entries = zip(ids, locations, strict=True)
+deletes-once: a commit that could not delete the snapshot is not repeated
+    commit: self._context.files.unlink( => self.__dict__.update(_has_snapshot=False), self._context.files.unlink(
 relocate-does-not-compare: relocate does not compare
     relocate: self.get(msg_id) == at => self.get(msg_id) is not None
 relocate-revives: relocate enters what was removed meanwhile
@@ -115,6 +132,8 @@ release-forgets-missing: a release of several ids reports none as missing
     release: ReleaseResult(freed, missing) => ReleaseResult(freed, missing if len(ids) < 2 else [])
 enter-keeps-references: an entry that is entered again keeps its references
     enter: elif self._counts: => elif not ids:
+enter-keeps-higher-counts: an entry that is entered again with one reference keeps those that it had
+    enter: self._counts.pop(msg_id, None) => pass
 enter-drops-the-last: a batch leaves its last entries out if there are many
     enter: zip(ids, locations, strict=True) => zip(ids[:4], locations)
 items-misses-one: items leaves an entry out
@@ -188,11 +207,17 @@ live-is-not-live: a live reader sees what was there when it came
 """)  # fmt: skip
 
 
-add_mutants(foreign.msgstore_indexes()[0], SqliteIndex, r"""
+add_mutants(acme_sqlite.msgstore_indexes()[0], SqliteIndex, r"""
 failed-commit-forgets: a commit that fails in the library forgets what was frozen
     commit: self._frozen = self._frozen or frozen => pass
+failed-commit-comes-back: a commit that fails replaces what was frozen since
+    commit: self._frozen = self._frozen or frozen => self._frozen = frozen
 clear-keeps-what-is-aside: clear keeps what is set aside
     clear: self._entries, self._state, self._frozen = {}, {}, None => self._entries, self._state = {}, {}
+read-only-repairs: read-only, it lets SQLite roll back what a killed process has left
+    _open: found = self._read(Path(copy, FILE)) => found = self._read(self._path)
+unreadable-is-damage: files that cannot be read are set aside as damage
+    load: getattr(error, "sqlite_errorcode", sqlite3.SQLITE_NOTADB) & 0xFF not in _DAMAGE => False
 commit-unsynced: commits are never synced
     _read: 'FULL' if self._context.sync else 'OFF' => 'OFF'
 entries-before-state: entries and state are written in two transactions
@@ -201,6 +226,13 @@ entries-before-state: entries and state are written in two transactions
 
 
 BY_NAME = {descriptor.name: descriptor for descriptor in builtin.msgstore_gc_policies()}
+
+
+def new_ones(self, actions):
+    known = self.__dict__.setdefault("known", [])
+    found = [action for action in actions if action not in known]
+    known += found
+    return found
 
 
 def hangs():
@@ -229,6 +261,8 @@ rolls-dice: it depends on chance
     plan > [action for action in _ if random.random() < 0.5]
 remembers: it remembers what it wanted before
     plan > [action for action in _ if self.__dict__.setdefault(str(action), id(_)) == id(_)]
+large-ones-once: it names a segment in a store of more than a MB once only
+    plan > _ if sum(s.size for s in segments) < 2**20 else new_ones(self, _)
 never-enough: it compacts compacted segments again
     plan: s.garbage_bytes > s.used_bytes * self._garbage => s.live_count
 migrates-for-ever: it migrates segments of the store's own format, for ever
@@ -282,6 +316,8 @@ check-ignores-the-offset: it checks the record at the beginning of the buffer
     check > old(data, 64, int.from_bytes(data[65:69])) if data[:4] == b"RSQS" else _
 checksum-goes-on: the checksum goes on from one record to the next
     encode: map(crc32c, heads) => [crc32c(head, before) for before, head in enumerate(heads)]
+checksums-by-id: records of one id in a batch have the checksum of the last
+    encode: zip(heads, sums, bodies, strict=True) => zip(heads, map(dict(zip(ids, sums)).get, ids), bodies, strict=True)
 counts-its-records: each record has a number, and a new object begins with 0
     overhead = _BODY_AT + 8
     encode > old(ids, [next(self.__dict__.setdefault("number", numbers())).to_bytes(8) + body for body in bodies])
@@ -301,6 +337,12 @@ unsigned-time: a time before each body is read as an unsigned number, which does
     check > None
     body_span > (_[0] + 8, _[1])
     fields = lambda self, record: struct.unpack_from(">Q", record, _BODY_AT)
+never-the-same-time: an object writes no time twice
+    overhead = _BODY_AT + 8
+    encode > old(ids, [next(self.__dict__.setdefault("times", numbers(time.time_ns()))).to_bytes(8) + body for body in bodies])
+    decode > _[8:]
+    body_span > (_[0] + 8, _[1])
+    fields = lambda self, record: struct.unpack_from(">q", record, _BODY_AT)
 milliseconds: a time before each body is in milliseconds
     overhead = _BODY_AT + 8
     encode > old(ids, [(time.time_ns() // 10**6).to_bytes(8) + body for body in bodies])
@@ -308,3 +350,12 @@ milliseconds: a time before each body is in milliseconds
     body_span > (_[0] + 8, _[1])
     fields = lambda self, record: struct.unpack_from(">q", record, _BODY_AT)
 """, capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("time", "time"),))  # fmt: skip
+
+add_mutants(CHECKSUM, ChecksumRecord, r"""
+text-of-any-bytes: a text before each body is decoded, whatever its bytes are
+    overhead = _BODY_AT + 8
+    encode > old(ids, [bytes(8) + body for body in bodies])
+    decode > _[8:]
+    body_span > (_[0] + 8, _[1])
+    fields = lambda self, record: (record[_BODY_AT : _BODY_AT + 8].decode(),)
+""", capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("text", "text"),))  # fmt: skip

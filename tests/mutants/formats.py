@@ -6,9 +6,11 @@ from array import array  # noqa: F401 - the tables use it
 
 import attrs  # noqa: F401 - the tables use it
 
+from acme_stamped_format import plugin as stamped
+from acme_stamped_format.format import Stamped
 from foreign_backends import plugin as foreign
 from foreign_backends.ledger import CRC, LedgerFormat, is_intact, measure
-from msgstore.contract import Columns, GapFill
+from msgstore.contract import Capability, Columns, GapFill
 from msgstore_format_v1 import plugin as v1
 from msgstore_format_v1.format import SegmentFormatV1
 from msgstore_format_v2 import plugin as v2
@@ -62,7 +64,9 @@ def filled(offset, size, records):
 
 add_mutants(v2.msgstore_segment_formats()[0], SegmentFormatV2, r"""
 decode-ignores-the-id: a read does not look at the id
-    decode: record[_ID] == msg_id and record[0] == MESSAGE => record[:1] == b"\3"
+    decode: record[_HEAD] == _pack_head(MESSAGE, len(record), msg_id) => record[:1] == b"\3"
+decode-ignores-the-size: a read does not look at the size
+    decode: record[_HEAD] == _pack_head(MESSAGE, len(record), msg_id) => record[:1] == b"\3" and record[5:21] == msg_id
 decode-raises-what-it-likes: a read of other bytes raises another error than RecordError
     _decode_other: raise RecordError("id_mismatch", f"the record has the id {found.hex()}") => raise KeyError(msg_id)
 sizes-one-short: the size of each record is one too small
@@ -99,6 +103,12 @@ scan-raises: a corrupt spot makes a scan raise
     scan > {}[data] if _.end.reason == "unrecognised_record_type" else _
 scan-believes-sizes: a scan allocates memory for the size that a record claims
     scan > (_, bytes(min(int.from_bytes(data[_.end.offset + 1 : _.end.offset + HOLE_SIZE]), 2**27)))[0]
+chain-in-one-part: a record that reaches over a hole of a sparse file is not found
+    find_chain: if end <= total and => if end <= match.endpos and
+quadratic-in-holes: each hole copies the rest of the segment
+    scan > (sum(len(data[at:]) for at in _.hole_offsets), _)[1]
+copies-the-rest: each record copies the rest of the segment
+    scan > (sum(len(data[at:]) for at in _.records.offsets), _)[1]
 quadratic-scan: the time of a scan is quadratic in the number of records
     scan > (_, [at for at in _.records.offsets if _.records.offsets.count(at) > 1])[0]
 scan-ignores-start: a scan always begins at the beginning
@@ -109,6 +119,8 @@ check-body-ignored: bodies are not given to the codec
     scan: self._smallest, check_body) => self._smallest, None)
 check-body-forty-times: after forty records, bodies are not given to the codec
     scan: check_body) => check_body and (lambda i, body, n=iter(range(40)): next(n, None) is None or check_body(i, body)))
+check-body-of-one-type: bodies are given to the codec if new records are of the type message only
+    scan: self._smallest, check_body) => self._smallest, check_body if self._record_type is self._types[MESSAGE] else None)
 copies-behind-start: copies are told apart if a whole segment is scanned only
     scan > reported(_, both(_)) if start > 64 else _
 find-chain-skips: a chain that is found is never the first
@@ -145,6 +157,10 @@ def before_holes(scan, data, old):
 add_mutants(v1.msgstore_segment_formats()[0], SegmentFormatV1, r"""
 v1-without-its-last-byte: the last record of a batch does not end in its mark
     encode > (_[0][:-1] + b"\xfe"[: len(_[0])], _[1])
+v1-takes-long-records: a read takes a record and what follows it
+    decode: size + UNCOUNTED == len(record) and record[-1] == 255 => size + UNCOUNTED <= len(record)
+v1-startswith: a scan calls a method that an mmap does not have, where bytes are no record
+    scan > (_, len(_.hole_sizes) and data.startswith(b"x"))[0]
 v1-stops-at-a-hole: a scan stops at the first bytes that are no record
     scan > before_holes(_, data, lambda cut: old(cut, start=start, check_body=check_body))
 frames-differ-v1: it claims FRAMED, and writes a byte in front of a body of more than 64
@@ -181,7 +197,19 @@ gap-rewrites-records: a record that is moved into a gap is written anew, without
     body_span > (_[0] + 1, _[1])
     _scan_elements: data[at + key : offset + size - CRC] => data[at + key + 1 : offset + size - CRC]
     fill_gap: run = b"".join(records) => run = b"".join(rewritten(record) for record in records)
+head-outgrows-its-field: the head of a record of more than 4 GiB is not one
+    max_body = 2**32
+    encode: head(RECORD, ID, length) => (head(RECORD, ID, length) if length < 2**32 else b"?" * 9)
 length-wraps: a length of more than 4 GiB loses its upper bits
     max_body = 2**32
     encode: head(RECORD, ID, length) => head(RECORD, ID, length % 2**32)
 """)  # fmt: skip
+
+add_mutants(stamped.msgstore_segment_formats()[0], Stamped, """
+decode-ignores-the-time: a scan ends at a record whose time is damage, and a read gives its body
+    decode: self._size_at(record, 0) != len(record) => int.from_bytes(record[:4], "big") != len(record)
+""")  # fmt: skip
+
+add_mutants(stamped.msgstore_segment_formats()[0], Stamped, """
+time-not-claimed: its records keep a time, and it does not claim VERBATIM
+""", capabilities=[Capability.FRAMED], fields=())  # fmt: skip

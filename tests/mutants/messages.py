@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import time  # noqa: F401 - the tables use it
+from contextlib import suppress
 
 from msgstore.builtin import plugin as builtin
 from msgstore.contract import BrokenPlugin  # noqa: F401 - the tables use it
-from msgstore.jobs.messages.json_lines import JsonLinesSink, JsonLinesSource
+from msgstore.jobs.messages.files_sink import FilesSink
+from msgstore.jobs.messages.json_lines import JsonLinesSink, JsonLinesSource, detect
+from msgstore_kestrel_journal import plugin as kestrel
+from msgstore_kestrel_journal.source import KestrelSource
+from msgstore_rabbitmq_source import plugin as rabbitmq
+from msgstore_rabbitmq_source.source import RabbitmqSource
+from msgstore_rocketmq_log import plugin as rocketmq
+from msgstore_rocketmq_log.source import RocketmqSource
 from mutants import add_mutants
 
 SOURCE = next(one for one in builtin.msgstore_sources() if one.name == "jsonl")
-SINK = next(one for one in builtin.msgstore_sinks() if one.name == "jsonl")
+SINK, FILES = (next(one for one in builtin.msgstore_sinks() if one.name == name) for name in ("jsonl", "files"))
+TORN = b'{"system": "sample", "queue": "q0", "body": ""}'
 
 add_mutants(SOURCE, JsonLinesSource, r"""
+a-queue-is-one-batch: all bodies of a queue are in memory at once
+    messages: held >= _BATCH => False
 damage-takes-no-positions: damage that is met cannot be made
     _enter: SourceDamage(file=file, => SourceDamage(file,
+damage-grows: each call of queues adds the damage again
+    queues > (_, self._damage.extend(self._damage))[0]
 damage-breaks-the-plugin: damage makes the source fail as a plugin
     _enter: self._damage.append( => raise BrokenPlugin(file) or print(
 damage-beyond-the-file: damage is not where it says
@@ -40,16 +53,36 @@ lost-in-silence: a wrong line costs all messages, and nothing says so
     damage > []
 stop-is-too-late: the message at the end of a range is read, too
     messages: min(stop, len(queue.begins)) => min(stop + 1, len(queue.begins))
+count-is-short-in-damage: beside damage, the last position is not counted
+    count > _ - bool(self._damage)
 count-is-short: the last position is not counted
     count > _ - 1
 queues-change: another call gives other queues
     queues > _[self.__dict__.setdefault("calls", []).append(1) or len(self.calls) - 1:]
+first-queue-for-all: each queue has the messages of the one that was read first
+    messages: self._found()[name] => self._found()[self.__dict__.setdefault("first", name)]
+nothing-in-1970: which messages there are depends on the time by which they expire
+    messages > [item for item in _ if self._context.now_ms]
+torn-is-a-message: a line that is cut off becomes a message
+    _parsed: parse_line(line, => parse_line(line if line[-1:] == b"\n" else TORN,
 raws-are-always-there: batches have raws without being asked for
     __init__ > self.__dict__.update(_context=__import__("attrs").evolve(context, raw=True))
 rewrites-its-file: the file is written again
     close > self._context.path.write_bytes(self._context.path.read_bytes())
 leaves-a-lock: a file beside the source is left
     close > self._context.path.with_suffix(".lock").touch()
+leaves-a-file-open: close does not close a file
+    _found > (_, self.__dict__.setdefault("left", self._context.path.open()))[0]
+torn-in-silence: a line that is cut off is no damage
+    _enter: self._damage.append( => line.endswith(b"\n") and self._damage.append(
+nothing-at-the-end: the position after the last message is an error
+    messages: held, begin = 0, first => held, begin = 0 * queue.begins[first], first
+queue-comes-twice: a queue is there twice
+    queues > _ * 2
+needs-bytes: a file is never mapped
+    _found: io.BytesIO(content) => content.splitlines(keepends=True)
+whole-file-each-time: each range of positions reads the file again
+    messages: queue = => self._queues = None; queue =
 """)  # fmt: skip
 
 add_mutants(SINK, JsonLinesSink, r"""
@@ -67,14 +100,111 @@ join-raises-key-error: a part that is not there makes a join raise another error
     join: Path(part).open("rb") => {True: Path(part)}[Path(part).exists()].open("rb")
 flush-without-sync: a flush does not wait for the disk
     flush: os.fsync(self._file.fileno()) => pass
+syncs-too-early: a flush syncs before the last bytes are written
+    flush: self._file.flush() => os.fsync(self._file.fileno())
+    flush > (_, self._file.flush())[0] and {"size": self._file.tell()}
+deep-token: a flush changes what is in the token of the one before
+    flush > self.__dict__.setdefault("deep", {"size": 0, "of": [0]}).update(_) or self.deep["of"].append(1) or {**self.deep}
 one-token: a flush changes the token of the one before
     flush > self.__dict__.setdefault("token", _).update(_) or self.token
 zeros-dropped: bodies lose their zeros
     write: (batch) => (attrs.evolve(batch, bodies=[body.replace(b"\0", b"") for body in batch.bodies]))
+bodies-are-quoted: its source reads other bodies
+    write: (batch) => (attrs.evolve(batch, bodies=[b"'%s'" % body for body in batch.bodies]))
 joins-the-first: further parts are left out
     join: in parts => in parts[:1]
 refused-writes: what is asked only is written
     refused > (_, self._file.write(b"x"), self._file.flush())[0]
 refused-forgets: the second question has another answer
     refused > [(0, "first")] if not self.__dict__.setdefault("asked", []) and not self.asked.append(1) else _
+""")  # fmt: skip
+
+add_mutants(rabbitmq.msgstore_sources()[0], RabbitmqSource, r"""
+one-entry-too-many: the entry of a shared body at the end of a range is given, too
+    shared_entries: , stop) => , stop and stop + 1)
+""")  # fmt: skip
+
+
+def sync_once(self, files, directory):
+    known = self.__dict__.setdefault("known", set())
+    if directory not in known:
+        known.add(directory)
+        files.sync_directory(directory)
+
+
+add_mutants(FILES, FilesSink, r"""
+each-directory-once: a directory is synced at the first flush only that has something in it
+    flush: files.sync_directory(directory) => sync_once(self, files, directory)
+keeps-other-files: files that were written after the token stay, if nothing replaces them
+    _discard = lambda self: None
+""")  # fmt: skip
+
+
+def reserve(journal):
+    at = 0
+    while at + 5 <= len(journal) and (size := int.from_bytes(journal[at + 1 : at + 5], "little", signed=True)) >= 0:
+        bytearray(size)
+        at += 5 + size
+
+
+add_mutants(kestrel.msgstore_sources()[0], KestrelSource, r"""
+times-in-seconds: times are seconds
+    _batch: timestamps_ms=found.add_ms => timestamps_ms=[at // 1000 for at in found.add_ms]
+nothing-expires: no message has expired at any time
+    _batch: 0 != at < replay.now_ms => 0 != at < 0
+expires-as-it-likes: a message that expires has expired at any time
+    _batch: 0 != at < replay.now_ms => 0 != at
+whole-paths: files of records are not relative to the path of the source
+    _path > str(self._context.path / _)
+believes-a-size: memory is taken for what a record claims to have
+    _replay: found = => [reserve(journal) for journal in journals]; found =
+""")  # fmt: skip
+
+add_mutants(rocketmq.msgstore_sources()[0], RocketmqSource, r"""
+needs-queues-first: messages are there only after a call of queues
+    messages: self._found()[key] => self._queues[key]
+""")  # fmt: skip
+
+
+def detect_by_name(path):
+    return detect(path) if path.suffix == ".jsonl" and path.open() else None
+
+
+def detect_by_reading(path):
+    return detect(path) if path.suffix == ".jsonl" and path.is_file() and path.read_bytes() else None
+
+
+def flush_anyway(file):
+    with suppress(OSError):
+        file.flush()
+
+
+add_mutants(SOURCE, JsonLinesSource, r"""
+detect-opens-anything: detect fails for a directory with the name of a file
+""", detect="mutants.messages:detect_by_name")  # fmt: skip
+
+add_mutants(SOURCE, JsonLinesSource, r"""
+detect-reads-all: detect reads whole files
+""", detect="mutants.messages:detect_by_reading")  # fmt: skip
+
+add_mutants(SINK, JsonLinesSink, r"""
+refused-positions: what is refused are positions
+    refused > [(at, "a text") for at, body in zip(batch.positions, batch.bodies) if body[:4] == b"text"]
+write-returns-nothing: write returns None
+    write > None
+needs-times: a batch without times is an error
+    write: self._file => batch.timestamps_ms[0], self._file
+knows-what-is-ready: messages in other states are an error
+    write: self._file => [{"ready": 0}[state] for state in batch.states], self._file
+fills-what-is-lost: a file that has lost its end since the flush is made longer
+    __init__: context.check_kept( => print(
+disk-is-full: a flush ignores that the disk is full
+    flush: self._file.flush() => flush_anyway(self._file)
+stays-open: close does not close the file
+    close > self.__dict__.setdefault("left", []).append(open("/dev/null"))
+""")  # fmt: skip
+
+add_mutants(FILES, FilesSink, r"""
+name-is-a-path: the name of a queue is taken as a path
+    write: where = directory_of(batch.name) => where = str(batch.name.queue)
 """)  # fmt: skip

@@ -19,7 +19,7 @@ seal-may-cross-a-sector: A power loss in a compaction leaves half of a record's 
   = _SECTOR - HOLE_SIZE => _SECTOR
 v2-decode-ignores-the-id: A wrong location in the index gives the body of another message.
   SegmentFormatV2.decode  plugins/format_v2/tests/test_v2_format.py::test_decode_refuses_what_is_not_the_record
-  = record[_ID] == msg_id and record[0] => record[0]
+  = record[_HEAD] == _pack_head(MESSAGE, len(record), msg_id) => record[:5] == _pack_head(MESSAGE, len(record), msg_id)[:5]
 @ msgstore_checksum_record.record
 checksum-is-not-compared-on-read: A body with a flipped bit is read without an error.
   ChecksumRecord.decode  plugins/checksum_record/tests/test_checksum_record.py::test_every_flipped_bit_is_noticed

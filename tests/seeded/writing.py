@@ -3,7 +3,7 @@
 FAULTS = r"""
 @ msgstore.engine.write.flusher
 flush-confirms-before-it-writes: A client is told that a message is safe, and the write then fails.
-  Flusher.flush_locked  tests/test_store.py::test_idle_writer_is_confirmed_within_interval
+  Flusher.flush_locked  tests/test_faults.py::test_append_failed_halfway_loses_nothing
   - self.deliver_confirms(self.write_out())
   + self.deliver_confirms([(client, len(client.unconfirmed or ())) for client in self.clients])
   +                 self.write_out()
@@ -95,7 +95,7 @@ small-messages-weigh-nothing: Millions of empty messages stay in memory because 
   = charged += size + OVERHEAD => charged += size
 @ msgstore.engine.write.batch_writer
 removed-while-written-stays-live: A message that is removed while it is written keeps its segment from ever being deleted.
-  BatchWriter._enter  tests/test_clients.py::test_dead_record_of_current_segment_is_revived
+  BatchWriter._enter_mixed  tests/test_clients.py::test_dead_record_of_current_segment_is_revived
   = self._accounting.mark_dead(dead) => pass
 flush-counts-every-message-once: References that were written before a flush are one after it.
   BatchWriter._enter_mixed  tests/test_clients.py::test_reference_counts_after_sequence_are_exact

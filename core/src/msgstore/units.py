@@ -17,7 +17,7 @@ _SIZE_UNITS = {
 _DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_SIZE = 2**40 - 1
 """Bytes. Segments of 1 TiB and more are not supported."""
-MAX_DURATION = 365 * 86400.0
+MAX_DURATION = 36_500 * 86400.0
 """Seconds. Far below the longest timeout that a thread can wait."""
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
@@ -33,10 +33,10 @@ def parse_size(value: object) -> Size:
 
 def parse_duration(value: object) -> Duration:
     """Return the seconds of a number or of text such as ``200ms``. Raises ValueError with the accepted forms."""
-    number = _parse(value, _DURATION_UNITS, MAX_DURATION, "a time is at most 365d")
+    number = _parse(value, _DURATION_UNITS, MAX_DURATION, "a time is at most 36500d")
     if number is None:
         forms = ", ".join(_DURATION_UNITS)
-        raise ValueError(f'{value!r} is not a time: write seconds as a number, or text such as "200ms" ({forms})')
+        raise ValueError(f'{value!r} is not a time: write seconds as a number, or text such as "200ms" or "2d" ({forms})')
     return Duration(float(number))
 
 

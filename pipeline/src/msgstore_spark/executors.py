@@ -18,7 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,13 @@ MIN_ARROW_VERSION = 18
 MAX_SHOWN_PATHS = 3
 """Unreadable paths of one executor that an error lists."""
 
+CHECKOUT = "pip install ./core ./queues ./libs/* ./plugins/* ./pipeline, in a checkout"
+
 log = logging.getLogger("msgstore.spark")
 Answer = dict[str, Any]
 """Fields of one executor: ``host``; ``process``, from which its workers are forked; ``fingerprint``; ``unreadable``, the reason
-for each path that does not exist or cannot be accessed; ``problem``, the reason why msgstore-spark cannot be imported there."""
+for each path that does not exist or cannot be accessed; ``problem``, the reason why msgstore-spark cannot be imported there;
+``python``, its version; ``missing``, the dependencies that are not installed."""
 
 
 def fingerprint() -> dict[str, str]:
@@ -108,9 +111,13 @@ def no_executor(spark: SparkSession) -> SparkUnavailable:
 
 
 def _problems(here: Mapping[str, str], answer: Answer) -> list[str]:
+    if answer["python"] != here["Python"]:
+        return differences(here, {"Python": answer["python"]})
+    missing = answer["missing"]
+    bring = [f"dependencies are missing: {', '.join(missing)}. Install them there with pip: wheels do not bring them"]
     if answer["problem"]:
-        ours = sorted({_pinned(here[key]) for key in here if not key.startswith(("Python", "pyarrow", "plugin "))})
-        return [f"msgstore-spark cannot be used ({answer['problem']}). {_remedy(answer['problem'], *ours)}"]
+        remedy = _remedy(_distributions()[0], missing)
+        return [f"msgstore-spark cannot be used ({answer['problem']}). {remedy}", *(bring if missing else ())]
     lines = [
         f"{path}: {why}. Executors need it under this path, and permission to read it"
         for path, why in answer["unreadable"].items()
@@ -118,45 +125,58 @@ def _problems(here: Mapping[str, str], answer: Answer) -> list[str]:
     ]
     if len(lines) > MAX_SHOWN_PATHS:
         lines[MAX_SHOWN_PATHS:] = [f"... and {len(lines) - MAX_SHOWN_PATHS} more such files"]
-    return lines + differences(here, answer["fingerprint"])
+    different = differences(here, answer["fingerprint"], missing)
+    return lines + different + (bring if different and missing else [])
 
 
-def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """Return a line for each distribution that another Python lacks or has in another version, with the remedy."""
+def differences(here: Mapping[str, str], there: Mapping[str, str], missing: Collection[str] = ()) -> list[str]:
+    """Return a line for each distribution that another Python lacks or has in another version, with the remedy. Another version
+    of Python is the only line. ``missing``: dependencies that it lacks."""
+    if (version := there.get("Python", "nothing")) != here["Python"]:
+        return [
+            f"Python {version}, here {here['Python']}. Set PYSPARK_PYTHON to a Python {here['Python']} that is on every host"
+        ]
     lines = []
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for key, driver in here.items():
         executor = there.get(key, "nothing")
-        if executor == driver or key.startswith("plugin "):  # additional plugins do not matter: the driver names all backends
-            continue
-        if key == "Python":
-            lines.append(f"Python {executor}, here {driver}. Set PYSPARK_PYTHON to a Python {driver} that is on every host")
-        else:
+        if executor != driver and not key.startswith("plugin "):  # more plugins do no harm: the driver names all backends
             found[executor, driver].append(key)
     for (executor, driver), keys in found.items():
-        why = there.get(f"plugin {driver.split()[0]}", "")
-        because = f", because {driver.split()[0]} {why}" if why else ""
-        lines.append(f"{', '.join(keys)}: {executor}{because}; here {driver}. {_remedy(why, _pinned(driver))}")
+        name, version, *_ = driver.split()
+        why = there.get(f"plugin {name}", "")
+        because = f", because {name} {why}" if why else ""
+        remedy = f"Install there: 'pyarrow>={MIN_ARROW_VERSION}'" if name == "pyarrow" else _remedy({name: version}, missing)
+        lines.append(f"{', '.join(keys)}: {executor}{because}; here {driver}. {remedy}")
     return lines
 
 
-def _remedy(why: str, *wanted: str) -> str:
-    """Return what to do on a host that lacks distributions, or a dependency of theirs that the reason names."""
-    module = re.search(r"No module named '(\w+)", why)
-    if module and not module[1].startswith("msgstore"):
-        return f"Install there: {metadata.packages_distributions().get(module[1], [module[1]])[0]}, a dependency"
-    how = (
-        "" if wanted[0].startswith("'pyarrow") else ", from a checkout, or as wheels (upload_wheels(), spark-submit --py-files)"
-    )
-    return f"Install there: {' '.join(wanted)}{how}"
+def _remedy(wanted: Mapping[str, str], missing: Collection[str]) -> str:
+    """Return what to do on a host that lacks distributions, given by name with their versions, and dependencies of theirs."""
+    others = [f"{name}=={version}" for name, version in wanted.items() if not name.startswith("msgstore")]
+    ways = [CHECKOUT] if len(others) < len(wanted) else []
+    ways += [f"{' '.join(others)}, the way you did here"] if others else []
+    wheels = "" if missing else ", or upload wheels (upload_wheels(), spark-submit --py-files)"
+    return f"Install there: {'; '.join(ways)}{wheels}"
 
 
-def _pinned(provider: str) -> str:
-    name, version, *rest = provider.split()
-    return f"'{name}>={version}'" if rest[:1] == ["or"] else f"{name}=={version}"
+def _distributions() -> tuple[dict[str, str], list[str]]:
+    """Return name and version of msgstore's distributions and the plugins that this Python has, and the names of the others
+    that they need."""
+    catalogue = msgstore.load_catalogue(disabled_plugins())
+    left = ["msgstore", "msgstore-spark", *(one.provider.distribution for one in catalogue.registrations)]
+    found: dict[str, str] = {}
+    others: set[str] = set()
+    while left:
+        if (name := left.pop()) not in found:
+            found[name] = metadata.version(name)
+            needed = [re.split(r"[^\w.-]", line)[0] for line in metadata.requires(name) or () if ";" not in line]
+            left += [one for one in needed if one.startswith("msgstore")]
+            others.update(one for one in needed if not one.startswith("msgstore"))
+    return dict(sorted(found.items())), sorted(others - found.keys() - {"pyspark"})  # Spark itself brings PySpark
 
 
-def _make_probe(paths: Sequence[str]) -> Callable[[int], str]:
+def _make_probe(paths: Sequence[str], needed: Sequence[str]) -> Callable[[int], str]:
     """Return the function that executors run. It is pickled by value, so it works where this package is not installed."""
 
     def answer(_: int) -> str:
@@ -164,10 +184,13 @@ def _make_probe(paths: Sequence[str]) -> Callable[[int], str]:
         import os
         import socket
         import sys
+        from importlib import metadata
 
         found: dict[str, Any] = {
             "host": f"{socket.gethostname()} ({sys.executable})",
             "process": os.getppid(),
+            "python": "{}.{}".format(*sys.version_info),
+            "missing": [],
             "fingerprint": {},
             "problem": "",
         }
@@ -177,6 +200,11 @@ def _make_probe(paths: Sequence[str]) -> Callable[[int], str]:
                 os.stat(path)  # noqa: PTH116 - paths are sent as text
             except OSError as error:
                 found["unreadable"][path] = error.strerror
+        for name in needed:
+            try:
+                metadata.version(name)
+            except metadata.PackageNotFoundError:
+                found["missing"].append(name)
         try:
             from msgstore_spark.executors import fingerprint
 
@@ -190,7 +218,7 @@ def _make_probe(paths: Sequence[str]) -> Callable[[int], str]:
 
 def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
     # Without Arrow, an executor needs only Python, neither pyarrow nor pandas.
-    ask = sf.udf(_make_probe(paths), "string", useArrow=False).asNondeterministic()
+    ask = sf.udf(_make_probe(paths, _distributions()[1]), "string", useArrow=False).asNondeterministic()
     # Number of tasks that run at the same time. With so many partitions, every idle executor gets one.
     if is_remote():
         slots = spark.range(0, 10_000).select(sf.spark_partition_id()).distinct().count()
@@ -230,9 +258,11 @@ def upload_wheels(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
     """Make the distributions in ``wheels`` importable on all current and later executors of a session, entry points included.
 
     Dependencies are not resolved: they must be installed on the executors, or uploaded too. A wheel that this session has is
-    not uploaded again. Raises ConfigError, and uploads nothing, if a file is no wheel, has compiled modules, which Python
-    cannot import from a zip file, or has the name of another one that this session has.
+    not uploaded again. Raises ConfigError, and uploads nothing, if a file is no wheel, has compiled modules or a package
+    without ``__init__.py``, which Python cannot import from a zip file, or has the name of another one that this session has.
     """
+    from msgstore_spark.source import register  # which takes a second, and is not needed for a check
+
     # Of Spark Connect, a session has an id of its own.
     session, digests = getattr(spark, "session_id", None) or spark.sparkContext.applicationId, {}
     for wheel in map(Path, wheels):
@@ -252,6 +282,7 @@ def upload_wheels(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
             spark.addArtifacts(str(archive), pyfile=True)
         else:
             spark.sparkContext.addPyFile(str(archive))
+            register(spark)  # a registered source has the files of that moment
 
 
 def _check_wheel(wheel: Path) -> None:
@@ -266,3 +297,6 @@ def _check_wheel(wheel: Path) -> None:
         raise ConfigError(
             f"{wheel}: has compiled modules ({compiled[0]}), which cannot be imported from a zip. Install it on every host"
         )
+    packages = {name.split("/")[0] for name in names if re.match(r"\w+/.*\.py$", name)}
+    if bare := sorted(name for name in packages if f"{name}/__init__.py" not in names):
+        raise ConfigError(f"{wheel}: {bare[0]}/ has no __init__.py, and cannot be imported from a zip. Add the file, empty")

@@ -30,7 +30,16 @@ from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.reconcile import report_of as reconcile_report_of
 from msgstore.jobs.tasks import group_into_tasks
-from msgstore_spark.tasks import IS_RECORD, SegmentRows, first_copies, map_tasks, on_disk, read_segments, segment_results
+from msgstore_spark.tasks import (
+    IS_RECORD,
+    SegmentRows,
+    first_copies,
+    map_tasks,
+    on_disk,
+    read_segments,
+    require_directory,
+    segment_results,
+)
 
 # -- files of counts ----------------------------------------------------------------------------------------------------------
 
@@ -165,6 +174,7 @@ def reconcile(spark: SparkSession, job: ReconcileJob) -> ReconcileReport:
 
 def _records(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
     for item in task:
+        require_directory(item.path)
         good = read_intact(item)
         yield from _rows(classes.rows_of_records(good), "size", is_record=True)
         yield _result_row(("segment", item.rank), good.damage)

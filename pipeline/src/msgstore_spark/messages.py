@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +11,7 @@ import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from msgstore.contract import ConfigError, PluginError, SourceDamage, StoreError
+from msgstore.contract import ConfigError, Source, SourceDamage, StoreError
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.parallel import QueuePart, queue_parts
 from msgstore.jobs.messages.selection import Selection, select, selected_messages, selected_queues
@@ -23,7 +20,7 @@ from msgstore.jobs.paths import is_glob
 from msgstore.jobs.workers import worker_catalogue
 from msgstore_spark.options import parse_options, paths_of
 from msgstore_spark.schemas import columns
-from msgstore_spark.tasks import freeze_imports, join_small
+from msgstore_spark.tasks import freeze_imports, join_small, name_host, require
 
 OPTIONS = {
     "path": "argument of `.load()`: what the source reads",
@@ -97,16 +94,15 @@ class MessageReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of a part."""
         assert isinstance(partition, MessagePartition)
-        with name_host():
-            for batch in join_small(self._batches(partition)):
-                yield batch.rename_columns(self._asked.names).cast(self._asked)
+        for batch in join_small(self._batches(partition)):
+            yield batch.rename_columns(self._asked.names).cast(self._asked)
         freeze_imports()
 
     def _batches(self, partition: MessagePartition) -> Iterator[Any]:
         if (part := partition.part) is None:
             return
         selection = attrs.evolve(self._options.selection, first=part.first)
-        with open_source(self._options.spec) as source:
+        with open_on_executor(self._options.spec) as source:
             for item in selected_messages(source, part.name, selection, stop=part.stop):
                 if isinstance(item, SourceDamage):
                     if self._options.fail_fast:
@@ -116,14 +112,12 @@ class MessageReader(DataSourceReader):
 
 
 @contextmanager
-def name_host() -> Iterator[None]:
-    """Name this host and its Python in the error for a plugin that is missing on an executor, and not on the driver."""
-    try:
-        yield
-    except PluginError as error:
-        where = f"on {socket.gethostname()} ({sys.executable})"
-        reason = re.sub(r" Did you mean '[^']*'\?", "", str(error))  # the driver has the plugin
-        raise type(error)(f"{where}: {reason} check_executors(spark) compares all executors with the driver.") from error
+def open_on_executor(spec: SourceSpec) -> Iterator[Source]:
+    """Open a source on an executor. Errors name its host if it lacks the path or the plugin."""
+    with name_host():
+        require(spec.path)
+        with open_source(spec) as source:
+            yield source
 
 
 def _refuse(path: str, damage: SourceDamage | None) -> None:

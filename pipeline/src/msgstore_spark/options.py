@@ -34,7 +34,7 @@ OPTIONS = {
     "body": "body codec whose columns are added, such as `erlang`, or a JSON object with `use` and its options",
     "records": "type bytes of record types that a directory does not remember: `audit=200,other=201`",
     "where": "only records that meet conditions without the body: `type = 3 and offset < 100 and id in (X'...', X'...')`",
-    "mode": "`PERMISSIVE` (default): damage has no rows; `FAILFAST`: damage, and a segment that cannot be read, fail the query",
+    "mode": "`PERMISSIVE` (default): damage has no rows; `FAILFAST`, not for streams: damage or an unreadable segment fails",
     "taskSize": "size of a task's input: bytes, or text; default `64MiB`, more if no body is read; segments are not split",
     "maxFilesPerTrigger": "for streams: maximum number of segments in a micro-batch",
     "maxBytesPerTrigger": "for streams, instead: size in bytes; a micro-batch ends with the segment that reaches it",

@@ -95,7 +95,10 @@ def open_session(master: str | None, app_name: str = "msgstore", config: Mapping
     return _start(master, {"spark.app.name": app_name} | settings)
 
 
-_FINGERPRINT = "import json; from msgstore_spark.executors import fingerprint; print(json.dumps(fingerprint()))"
+_FINGERPRINT = (
+    "import json, sys; print('{}.{}'.format(*sys.version_info), flush=True); "
+    "from msgstore_spark.executors import fingerprint; print(json.dumps(fingerprint()))"
+)
 
 
 def _check_planner(python: str) -> None:
@@ -105,15 +108,18 @@ def _check_planner(python: str) -> None:
         return
     from msgstore_spark.executors import differences, fingerprint
 
-    why, details = "", list[str]()
+    here, why, details = fingerprint(), "", list[str]()
     try:
         done = subprocess.run([python, "-c", _FINGERPRINT], check=False, capture_output=True)
     except OSError:
         why = "cannot be run"
     else:
-        if done.returncode:
+        version, *found = done.stdout.decode().splitlines() or [""]
+        if version and version != here["Python"]:
+            log.warning("PYSPARK_PYTHON: %s is %s", python, differences(here, {"Python": version})[0])
+        elif done.returncode:
             why = "cannot import msgstore_spark"
-        elif details := differences(fingerprint(), json.loads(done.stdout.splitlines()[-1])):
+        elif details := differences(here, json.loads(found[-1])):
             why = "differs from the driver's Python"
     if why:
         log.warning(

@@ -18,7 +18,7 @@ from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.selection import selected_queues
 from msgstore.jobs.messages.sources import open_source
 from msgstore.jobs.workers import worker_catalogue
-from msgstore_spark.messages import MessageOptions
+from msgstore_spark.messages import MessageOptions, open_on_executor
 from msgstore_spark.tasks import freeze_imports
 
 _NAME = [("vhost", pa.string()), ("queue", pa.string()), ("partition", pa.int32())]
@@ -82,7 +82,7 @@ def _selected(options: MessageOptions, found: Iterable[MessageBatch | SourceDama
 
 def _own(options: MessageOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the messages of queues whose bodies are in the queue's own files."""
-    with open_source(options.spec) as source:
+    with open_on_executor(options.spec) as source:
         for name in _names(batches):
             yield from _selected(options, cast("SharedBodiesSource", source).own_messages(name, 0, None))
     freeze_imports()
@@ -90,7 +90,7 @@ def _own(options: MessageOptions, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 def _entries(options: MessageOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the entries of queues whose bodies are apart."""
-    with open_source(options.spec) as source:
+    with open_on_executor(options.spec) as source:
         for name in _names(batches):
             for found in cast("SharedBodiesSource", source).shared_entries(name, 0, None):
                 keys, positions, entries = zip(*found, strict=True)
@@ -103,7 +103,7 @@ def _entries(options: MessageOptions, batches: Iterable[pa.RecordBatch]) -> Iter
 
 def _bodies(options: MessageOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the bodies of parts."""
-    with open_source(options.spec) as source:
+    with open_on_executor(options.spec) as source:
         for batch in batches:
             for part in batch.column(0).to_pylist():
                 for found in cast("SharedBodiesSource", source).bodies(part):
@@ -113,7 +113,7 @@ def _bodies(options: MessageOptions, batches: Iterable[pa.RecordBatch]) -> Itera
 
 def _complete(options: MessageOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the messages of entries that have been joined with their bodies."""
-    with open_source(options.spec) as source:
+    with open_on_executor(options.spec) as source:
         for batch in batches:
             rows = batch.to_pylist()
             rows.sort(key=lambda row: tuple(str(row[name]) for name in _QUEUES.names))

@@ -26,7 +26,7 @@ from msgstore_spark.messages import MessageOptions, MessageReader
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.schemas import columns, constants_of, full_schema
 from msgstore_spark.streams import NoStream, SegmentStreamReader
-from msgstore_spark.tasks import SegmentPartition, freeze_imports, join_small
+from msgstore_spark.tasks import SegmentPartition, freeze_imports, join_small, name_host, require_directory
 from msgstore_spark.writer import StoreWriter
 
 
@@ -95,6 +95,11 @@ class MsgStoreSource(DataSource):
         options = ReadOptions.of(given)
         if options.relation != "records":
             return NoStream(f"msgstore: a stream has records only; read the relation {options.relation!r} with spark.read")
+        if options.fail_fast:
+            return NoStream(
+                "msgstore: a stream has no mode FAILFAST: what is damage may be a write that goes on. A segment that cannot be "
+                "read fails it in any case; see damage with the relation 'damage' of spark.read"
+            )
         full, constants = full_schema(options, options.find())
         return SegmentStreamReader(options, *columns(full, schema, options.hint()), constants)
 
@@ -139,8 +144,11 @@ class SegmentReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SegmentPartition)
-        for batch in join_small(self._batches(partition)):
-            yield batch.select(self._schema.names).rename_columns(self._asked.names).cast(self._asked)
+        with name_host():
+            for found in partition.inputs:
+                require_directory(found.path)
+            for batch in join_small(self._batches(partition)):
+                yield batch.select(self._schema.names).rename_columns(self._asked.names).cast(self._asked)
         freeze_imports()
 
     def _batches(self, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from msgstore.jobs.columns.batches import record_batches
 from msgstore.jobs.reading.segment_check import UNSETTLED, TailPosition, poll
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.schemas import constants_of
-from msgstore_spark.tasks import SegmentPartition
+from msgstore_spark.tasks import SegmentPartition, name_host, require_directory
 
 Offset = dict[str, dict[str, int]]
 
@@ -115,23 +115,26 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for found in self._options.find().inputs
             if found.path in changed
         ]
+        for path in changed.keys() - {found.path for found in inputs}:
+            require_directory(path)  # else it would be committed as read
         tasks = self._options.group_into_tasks(inputs)
         return [SegmentPartition(task, stretches=tuple(changed[found.path] for found in task)) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SegmentPartition)
-        codec = self._options.codec()
-        for found, stretch in zip(partition.inputs, partition.stretches, strict=True):
-            for batch in record_batches(
-                found,
-                self._schema,
-                codec,
-                only=self._options.where,
-                stretch=stretch,
-                constants=constants_of(found, self._constants),
-                fail_fast=self._options.fail_fast,
-            ):
-                yield batch.rename_columns(self._asked.names).cast(self._asked)
+        with name_host():
+            codec = self._options.codec()
+            for found, stretch in zip(partition.inputs, partition.stretches, strict=True):
+                require_directory(found.path)
+                for batch in record_batches(
+                    found,
+                    self._schema,
+                    codec,
+                    only=self._options.where,
+                    stretch=stretch,
+                    constants=constants_of(found, self._constants),
+                ):
+                    yield batch.rename_columns(self._asked.names).cast(self._asked)
 
 
 def _limit_to(position: TailPosition, target: TailPosition) -> TailPosition:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import re
+import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import InputPartition
 
-from msgstore.contract import Columns, ConfigError, StoreError
+from msgstore.contract import Columns, ConfigError, PluginError, StoreError
 from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import SegmentRange
@@ -59,9 +62,10 @@ def map_tasks(
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number, task in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield from function(number, pickle.loads(task))
+        with name_host():
+            for batch in batches:
+                for number, task in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield from function(number, pickle.loads(task))
         freeze_imports()
 
     pickled = [(number, pickle.dumps(absolute(task))) for number, task in enumerate(tasks)]
@@ -95,6 +99,7 @@ def read_segments(
 
     def run(_: int, task: Iterable[SegmentInput]) -> Iterator[pa.RecordBatch]:
         for item in task:
+            require_directory(item.path)
             records, more, result = read(item)
             if max(records.offsets, default=0) >> _OFFSET_BITS:
                 raise StoreError(f"{item.path}: a record begins behind 1 TiB, where no segment of a store has one")
@@ -161,6 +166,45 @@ def on_disk(*frames: DataFrame | None) -> Iterator[None]:
     finally:
         for frame in kept:
             frame.unpersist()
+
+
+@contextmanager
+def name_host() -> Iterator[None]:
+    """Name this host and its Python in the error for a plugin that is missing on an executor, and not on the driver."""
+    try:
+        yield
+    except PluginError as error:
+        reason = re.sub(r" Did you mean '[^']*'\?", "", str(error))  # the driver has the plugin
+        raise type(error)(f"{_here()}: {reason} check_executors(spark) compares all executors with the driver.") from error
+
+
+def _here() -> str:
+    return f"on {socket.gethostname()} ({sys.executable})"
+
+
+def require(path: str) -> None:
+    """Raise StoreError if this host does not have a path that the driver has."""
+    try:
+        os.stat(path)  # noqa: PTH116 - a Path takes longer, and there may be 100,000 segments
+    except OSError as error:
+        reason = f"{path}: {error.strerror}. Executors need it under this path, and permission to read it"
+        raise StoreError(f"{_here()}: {reason}") from error
+
+
+def require_directory(segment: str) -> None:
+    """Raise StoreError if this host does not have the directory of a segment: the rows of all its segments would be missing.
+
+    A segment that was deleted since the driver listed it, as by a collection, is no error: others are in its directory.
+    """
+    try:
+        require(segment)
+    except StoreError as error:
+        directory, name = os.path.split(segment)
+        names: list[str] = []
+        with suppress(OSError):
+            names = os.listdir(directory)  # noqa: PTH208
+        if not isinstance(error.__cause__, FileNotFoundError) or not names or name in names:
+            raise
 
 
 def absolute(task: Any) -> Any:

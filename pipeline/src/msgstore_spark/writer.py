@@ -17,7 +17,9 @@ One rename publishes it after everything is on disk. The commit deletes the file
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -26,12 +28,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from msgstore.contract import StoreError
+from msgstore.contract import ConfigError, PluginError, StoreError
 from msgstore.jobs.columns.schemas import Messages, check_columns, messages_of
 from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart
 from msgstore.jobs.output.staging_directory import is_occupied
 from msgstore_spark.options import WriteOptions
+from msgstore_spark.tasks import name_host
 
 
 def _messages_of(batch: pa.RecordBatch, where: str, row: int) -> Messages:
@@ -44,6 +47,16 @@ def _messages_of(batch: pa.RecordBatch, where: str, row: int) -> Messages:
             f"{error}. Messages of a source may have no id: use 'msgstore convert SRC DEST --sink store', or make ids, as in "
             "unhex(md5(concat_ws('/', queue, position)))"
         ) from error
+
+
+@contextmanager
+def _name_options() -> Iterator[None]:
+    """Name options of the writer in errors of core, which has the keys of a configuration."""
+    try:
+        yield
+    except (ConfigError, PluginError) as error:
+        text = re.sub("^target format: (?=.*the record type)", "option 'records': ", str(error))
+        raise type(error)(re.sub(r"^target (\w+)", r"option '\1'", text)) from error
 
 
 @dataclass
@@ -80,7 +93,7 @@ class StoreWriter(DataSourceArrowWriter):
                 f"{self._target.path}: is there already, and is not an empty directory; choose a new name. The option "
                 "ifExists=ignore leaves it as it is, without an error"
             )
-        with StoreStaging.begin(self._target) as staging:
+        with _name_options(), StoreStaging.begin(self._target) as staging:
             self._staging = staging.path
             staging.hand_over(os.getppid())
 
@@ -92,7 +105,7 @@ class StoreWriter(DataSourceArrowWriter):
         assert context is not None
         where = f"{self._target.path}: partition {context.partitionId()}"
         row = 0
-        with PartWriter(self._target, self._staging, context.partitionId()) as part:
+        with name_host(), _name_options(), PartWriter(self._target, self._staging, context.partitionId()) as part:
             for batch in iterator:
                 part.add(*_messages_of(batch.select(self._columns), where, row), where=where, check=True)
                 row += batch.num_rows

@@ -8,7 +8,6 @@ from typing import Literal
 import attrs
 from attrs.validators import ge, optional
 
-from msgstore.config import Backend
 from msgstore.contract import (
     BodyCodecDescriptor,
     Capability,
@@ -20,6 +19,7 @@ from msgstore.contract import (
     SourceDescriptor,
 )
 from msgstore.hookspecs import hookimpl
+from msgstore.option_values import Backend
 
 
 def _check_fraction(_: object, __: object, value: float) -> None:

@@ -10,13 +10,14 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.config import Backend, read_config
+from msgstore.config import read_config
 from msgstore.contract import LISTED, STATES, QueueInfo, SourceDamage
 from msgstore.jobs.messages.rows import damage_as_json
 from msgstore.jobs.messages.selection import Selection, select
 from msgstore.jobs.messages.sources import SourceSpec, parse_options, source_spec
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import worker_catalogue
+from msgstore.option_values import Backend
 
 MAX_REASONS = 10
 NAME_COLUMNS: Mapping[str, Callable[[Any], Any]] = {

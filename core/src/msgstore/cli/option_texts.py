@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import attrs
 
-from msgstore.config import Backend
 from msgstore.contract import Duration, Size
+from msgstore.option_values import Backend
 
 
 def toml_type(kind: Any) -> str:

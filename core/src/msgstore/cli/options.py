@@ -13,8 +13,8 @@ import attrs
 import click
 
 from msgstore.cli import output
-from msgstore.config import Backend, StoreConfig, backend_of, read_config
-from msgstore.contract import ConfigError, Duration, StoreError
+from msgstore.config import StoreConfig, read_config
+from msgstore.contract import ConfigError, Duration, NoOptions, StoreError
 from msgstore.directory import Settings, has_settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.open.clean_shutdown import CLEAN
@@ -23,9 +23,11 @@ from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.counts import sums_of
 from msgstore.jobs.inputs import no_segments, stores_beneath
-from msgstore.jobs.reports import NotRead, find_not_read
+from msgstore.jobs.reading.chains import INVALID_BODY
+from msgstore.jobs.reports import NotRead, SpanReport, find_not_read
 from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
 from msgstore.jobs.workers import disable_plugins, disabled_plugins
+from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.scan import bind_records
 from msgstore.units import parse_duration, parse_size
@@ -98,6 +100,15 @@ class BodyOptions:
                 f"""--body '{{"use": "{found.name}", "OPTION": ...}}'"""
             )
         return configs[0]
+
+
+def note_doubt(codec: Backend | None, spans: Iterable[SpanReport], out: output.Output) -> None:
+    """If ``codec`` refuses bodies, and has options such as a key, say that these may be wrong."""
+    if codec is None or all(span.reason != INVALID_BODY for span in spans):
+        return
+    if load_catalogue(disabled_plugins()).body_codec(codec.name).options is not NoOptions:
+        doubt = f"the bodies are damaged, or were written with other options of the codec {codec.name!r}: compare them first"
+        out.print(f"{INVALID_BODY}: {doubt}", "yellow")
 
 
 def body(text: str) -> Decorator[Any]:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import re
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,12 +23,15 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from msgstore.jobs.inputs import NO_FORMAT, age_of
 from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.reports import QUEUE_FILES, NotRead, SpanReport
 from msgstore.plugins.blame import PLUGIN_FAILED
 
 PIPED_WIDTH = 160
 """Columns of output that does not go to a terminal."""
+LINE_SECONDS = 10
+"""Time between two lines of progress, which do not go to a terminal."""
 MAX_ROWS = 1000
 """Rows of a table: rich takes milliseconds for each."""
 MAX_LISTED = 40
@@ -125,23 +129,29 @@ class Output:
             self.print(f"... and {total - limit:,} {noun}; --json lists them all")
 
     def damage(self, spans: Sequence[SpanReport]) -> None:
-        """Print the damaged spans in either form. People get their directories only if there are several."""
+        """Print the damaged spans in either form, those of a directory by number of the file and offset. People get the
+        directories only if there are several."""
+        paths = [Path(span.path) for span in spans]
+        order = {directory: at for at, directory in enumerate(dict.fromkeys(path.parent for path in paths))}
+        keys = [(order[path.parent], age_of(path.name), span.offset) for path, span in zip(paths, spans, strict=True)]
+        spans = [spans[at] for at in sorted(range(len(spans)), key=keys.__getitem__)]
         self.emit(*(span.as_json() for span in spans))
         self.note_plugin_failures(span.reason for span in spans)
         if not spans:
             self.print("no damage", style="green")
             return
-        several = len({Path(span.path).parent for span in spans}) > 1
+        several = len(order) > 1
         spec = f"file=path{'' if several else ':name'} offset:red size:bytes reason"
-        self.rows("damaged spans", columns(spec), spans[:MAX_LISTED], style="red")
+        title = "segments without a plugin" if all(span.reason.startswith(NO_FORMAT) for span in spans) else "damaged spans"
+        self.rows(title, columns(spec), spans[:MAX_LISTED], style="red")
         self.more(len(spans))
 
     def note_plugin_failures(self, reasons: Iterable[str]) -> None:
-        """Let ``finish`` exit with 2 if one of the reasons for damage or a skipped segment is the fault of a plugin."""
-        self._plugin_failed |= any(PLUGIN_FAILED in reason for reason in reasons)
+        """Let ``finish`` exit with 2 if a plugin that fails or is missing is a reason for damage or a skipped segment."""
+        self._plugin_failed |= any(PLUGIN_FAILED in reason or reason.startswith(NO_FORMAT) for reason in reasons)
 
     def finish(self, *, damaged: bool, not_read: Sequence[NotRead] = (), summary: Mapping[str, Any] | None = None) -> None:
-        """Print what was not read and the summary. Exit with 1 for damage, with 2 if that is the fault of a plugin, else with 3
+        """Print what was not read and the summary. Exit with 1 for damage, with 2 if a plugin fails or is missing, else with 3
         if something was not read."""
         self.emit(*(one.as_json() for one in not_read), *([] if summary is None else [summary]))
         if not_read:
@@ -272,10 +282,10 @@ def plural(number: int, noun: str) -> str:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[Bar | None]:
-    """Yield ``progress(done, total)``, which draws a bar on standard error; None unless standard error is a terminal."""
+def progress(what: str) -> Iterator[Bar]:
+    """Yield ``progress(done, total)``, which draws a bar on standard error, or prints a line there every ten seconds."""
     if not sys.stderr.isatty():
-        yield None
+        yield _progress_lines(what)
         return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -289,3 +299,15 @@ def progress(what: str) -> Iterator[Bar | None]:
         yield show
     finally:
         bar.stop()
+
+
+def _progress_lines(what: str) -> Bar:
+    last = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= LINE_SECONDS:
+            last = now
+            note(f"{what}: {100 * done // max(done, total, 1)} %")
+
+    return show

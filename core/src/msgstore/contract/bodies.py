@@ -17,7 +17,7 @@ A complete one::
 A codec with the capability FIELDS, and ``fields=(RecordField("level", "int"),)`` in its descriptor, has one more method::
 
         def fields(self, stored):
-            return (stored[1] >> 6,) if stored[:1] == b"x" else None
+            return (stored[1] >> 6,) if stored[:1] == b"x" and len(stored) > 1 else None
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class BodyCodec(Protocol):
         """
 
     def decode(self, msg_id: bytes, stored: bytes) -> bytes:
-        """Return the client's body, or a StoredBody if there is no plain form. Raises RecordError for a damaged body."""
+        """Return the client's body, or a StoredBody if there is no plain form: for bytes that are no body of the codec, and
+        that it gives back as they are. Raises RecordError for a damaged body."""
 
     def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
         """Return True if ``stored`` is a whole body of this codec, which ``decode`` reads. Called by scans, with any bytes.

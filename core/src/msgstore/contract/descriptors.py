@@ -9,7 +9,7 @@ module, named by an entry point of the group ``msgstore``::
 
     @hookimpl
     def msgstore_gc_policies():
-        return [GcPolicyDescriptor(name="acme", contract=(1, 0), factory="acme_policy.policy:AcmePolicy")]
+        return [GcPolicyDescriptor(name="acme", contract=(1, 0), factory="acme_policy.policy:AcmePolicy", summary="...")]
 
     # pyproject.toml
     [project.entry-points.msgstore]
@@ -32,7 +32,8 @@ CONTRACT_VERSION: tuple[int, int] = (1, 0)
 Size = NewType("Size", int)
 """Option in bytes. In a configuration: an integer, or text such as ``"16MiB"``, ``"4000000B"``, ``"1 GiB"``."""
 Duration = NewType("Duration", float)
-"""Option in seconds. In a configuration: a number, or text such as ``"200ms"``, ``"1.5s"``, ``"2min"``."""
+"""Option in seconds. In a configuration: a number, or text such as ``"200ms"``, ``"1.5s"``, ``"2min"``, ``"400d"``; at
+most 36500 d."""
 
 
 class Capability(enum.Enum):
@@ -44,13 +45,14 @@ class Capability(enum.Enum):
     """Index, with PERSISTENT: other processes can read it while one writes. See ``live`` of :class:`IndexContext`."""
     SELF_DESCRIBING = "self-describing"
     """Segment format: a message that returns is written anew, as its dead record may be a hole. A format that claims
-    COMPACTABLE claims this, too; neither implies the other."""
+    COMPACTABLE must claim this, too."""
     COMPACTABLE = "compactable"
     """Segment format: segments can be compacted in place. The format is a :class:`CompactableFormat`."""
     TYPED_RECORDS = "typed-records"
     """Segment format: records carry a type byte, and record types of other distributions can be bound to bytes."""
     VERBATIM = "verbatim"
-    """Segment format: a record holds more than id and body, so salvage copies its bytes. Collections always do."""
+    """Segment format: a record holds more than id and body, so salvage copies its bytes. Collections always do. A format
+    whose records keep anything else, such as a time, must claim this."""
     FRAMED = "framed"
     """Record type, or segment format without TYPED_RECORDS: the number of bytes before a body, and after it, is the same in
     every record. Tools then call ``body_span`` once."""
@@ -109,7 +111,7 @@ class Descriptor:
     """attrs class of its configuration keys. Annotate sizes as ``Size``, times as ``Duration``, paths as ``Path``."""
     capabilities: frozenset[Capability] = attrs.field(factory=frozenset, converter=_capabilities)
     summary: str = ""
-    """One line for ``msgstore plugins``."""
+    """One line for ``msgstore plugins``. The conformance kit needs it."""
     examples: tuple[Mapping[str, object], ...] = attrs.field(default=({},), hash=False)
     """Sets of options, as in a configuration. The conformance kit tests the backend with each of them, and
     ``map --html`` and ``inventory`` show the plan of a policy for each."""

@@ -15,7 +15,7 @@ batch, a scan returns columns. A complete format with records of size (4 bytes, 
             return b"".join(chain.from_iterable(zip(heads, ids, bodies))), sizes
 
         def decode(self, msg_id, record):
-            if record[4:20] != msg_id: raise RecordError("id_mismatch")
+            if record[:20] != struct.pack(">I", len(record)) + msg_id: raise RecordError("mismatch")
             return record[20:]
 
         def body_span(self, data, offset, size):
@@ -149,7 +149,8 @@ class Damage:
 @attrs.frozen
 class ScanEnd:
     """Offset at which a scan stopped: at the end of the file (``clean``), at a record that the end of the file cuts off
-    (``torn``, after a crash during a write), or at bytes that no writer wrote (``corrupt``, with a reason of one word)."""
+    (``torn``, after a crash during a write), or at bytes that no writer wrote (``corrupt``, with a reason of one word). Fewer
+    bytes than the head of a record, with which none can begin, are either of the last two."""
 
     state: EndState
     offset: int
@@ -161,7 +162,7 @@ class SegmentScan:
     """Contents of one segment."""
 
     header: HeaderState | None = None
-    """None if the format has no header."""
+    """``ok``, ``bad_magic``, ``bad_version`` or ``bad_checksum``; None if the format has no header."""
     records: Columns = attrs.field(factory=Columns)
     """Intact records in order of their offsets; of several copies of an id the first."""
     duplicates: Columns = attrs.field(factory=Columns)
@@ -198,12 +199,14 @@ class SegmentFormat(Protocol):
     """Size in bytes of the largest stored body of a record."""
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
-        """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own."""
+        """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own.
+        Ids of a batch may be equal."""
 
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
         """Return the stored body of one record. ``record`` has exactly the size that the index has for it.
 
-        Called for each read. Raises RecordError if it is not a record of this id, or fails its own check.
+        Called for each read. Raises RecordError if it is not a record of this id and size, or fails its own check. A record
+        that it refuses with its own id is damage for ``scan``, too, or the end of it, and the other way round.
         """
 
     def body_span(self, data: Buffer, offset: int, size: int) -> tuple[int, int]:
@@ -212,6 +215,7 @@ class SegmentFormat(Protocol):
 
     def scan(self, data: Buffer, *, start: int = 0, check_body: CheckBody | None = None) -> SegmentScan:
         """Read a whole segment, or the part from ``start``, the offset of a record. Never raises, whatever the bytes.
+        An ``mmap`` has fewer methods than bytes: see ``Buffer``.
 
         A body for which ``check_body`` returns False is corruption (``invalid_message_body``). Time is linear in records and
         bytes, and memory a small multiple of the bytes.

@@ -14,7 +14,7 @@ opening rebuilds it (the conformance kit also wants what ``close`` saves)::
         def references(self, msg_id): return self._entries.get(msg_id, (0, 0))[1]
         def items(self): return ((id, at, refs) for id, (at, refs) in self._entries.copy().items())
         def enter(self, ids, locations, references=None):
-            self._entries.update(zip(ids, zip(locations, references or repeat(1))))
+            self._entries.update(dict(zip(ids, zip(locations, references or repeat(1)))))
         def add_reference(self, msg_id):
             if msg_id not in self._entries: return False
             at, refs = self._entries[msg_id]
@@ -44,7 +44,7 @@ A persistent index writes in two steps, so that other threads go on while the di
     close(state)         writes everything         survives a crash; with None it writes nothing
 
 If ``commit`` fails, what was set aside stays aside, and the next ``commit`` writes it with what later freezes added.
-``tests/foreign`` has a complete persistent index, on SQLite.
+``examples/acme_sqlite_index`` of the repository is a complete persistent index, on SQLite.
 
 Threads: once a store is open, the engine calls one method at a time and holds the state lock, with two exceptions. ``get`` is
 called from any thread at any time, and sees an entry as it was before or after the change that another method is making.
@@ -98,7 +98,7 @@ class IndexContext:
     """Store directory. Names of index files begin with ``msgstore-``."""
     files: FileOperations
     sync: bool = False
-    """True if a commit must survive a power loss, not only the end of the process."""
+    """True if a commit, or a close with a state, must survive a power loss, not only the end of the process."""
     read_only: bool = False
     """True if nothing may be written, not even a lock file. Changes then stay in memory and end with ``close``."""
     live: bool = False
@@ -147,7 +147,11 @@ class Index(Protocol):
         """Return (id, location, references) of every entry at the time of the call, in any order."""
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
-        """Add or replace entries, with one reference each unless ``references`` is given."""
+        """Add or replace entries, with one reference each unless ``references`` is given.
+
+        If it raises, also because an iterable does, it has changed nothing: the next flush enters these ids again. May raise
+        OSError. What it has entered all the same is released again.
+        """
 
     def add_reference(self, msg_id: bytes) -> bool:
         """Add a reference. Return False if there is no entry. Called by a flush, for each message that has an entry already."""

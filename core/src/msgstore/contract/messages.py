@@ -57,7 +57,8 @@ class QueueInfo:
 
 @attrs.define(kw_only=True)
 class MessageBatch:
-    """Messages of one queue in the order of delivery. Keywords only."""
+    """Messages of one queue in the order of delivery. Keywords only. Columns of different lengths, unknown states and positions
+    that do not grow or were not asked for are an error that names the source. The conformance kit checks the places."""
 
     name: QueueName
     bodies: Sequence[bytes]
@@ -86,8 +87,9 @@ class MessageBatch:
     headers: Sequence[Mapping[str, Any] | None] | None = None
     raw_properties: Sequence[bytes | None] | None = None
     timestamps_ms: Sequence[int | None] | None = None
+    """Times of the messages, in milliseconds since the epoch."""
     expiries_ms: Sequence[int | None] | None = None
-    """Milliseconds since the epoch."""
+    """Times at which they expire, in milliseconds since the epoch."""
     certainties: Sequence[str] | None = None
     """None: all are ``certain``."""
     verified: Sequence[bool | None] | None = None
@@ -126,6 +128,7 @@ class Candidate:
     """Answer of a source to the question whether it can read a path, by keywords or positions."""
 
     likelihood: str = attrs.field(validator=in_(("certain", "likely", "perhaps")))
+    """``"certain"``, ``"likely"`` or ``"perhaps"``."""
     evidence: str
     """Names of files, magic numbers and the like, as text for people."""
 

@@ -104,5 +104,6 @@ class GcPolicy(Protocol):
         order; ``now`` is in seconds since the epoch. The time is linear in the number of segments, beside sorting them.
 
         The engine skips and logs an action that names an unknown, current or quarantined segment, or one that an earlier
-        action names, and a Combine above the size limit. It deletes segments without live records by itself.
+        action names, and a Combine above the size limit. It carries out nothing of a plan with anything else than actions. It
+        deletes segments without live records by itself.
         """

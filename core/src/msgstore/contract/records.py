@@ -41,8 +41,9 @@ import attrs
 from msgstore.contract.descriptors import Descriptor, RecordField
 
 Buffer: TypeAlias = bytes | mmap.mmap
-"""A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes; ``re`` and ``struct`` take it. A
-large one may have ``stored_parts(start)``, which yields (begin, end) of what is no hole of a sparse file: the rest is zeros."""
+"""A whole segment, from its byte 0 on. Indexing returns an int, slicing returns bytes; ``re`` and ``struct`` take it. Of the
+methods of bytes it has ``find`` and ``rfind``. A large one may have ``stored_parts(start)``, which yields (begin, end) of what
+is no hole of a sparse file: the rest is zeros. A record may reach over several parts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +58,8 @@ class RecordTypeDescriptor(Descriptor):
     format: str
     """Name of the segment format whose records it writes."""
     assigned_byte: int | None = None
-    """Type byte that the specification of the format assigns. Without one, a configuration binds a byte from 128 to 255."""
+    """Type byte that the specification of the format assigns. A configuration may bind a byte from 128 to 255 all the same, and
+    has to if none is assigned: records have the byte of the context."""
 
 
 @attrs.frozen
@@ -75,7 +77,8 @@ class RecordType(Protocol):
     """Size of a record without its body, the same for all bodies and options. A record has the body unchanged, in one piece."""
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
-        """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own."""
+        """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own.
+        Ids of a batch may be equal."""
 
     def decode(self, record: bytes) -> bytes:
         """Return the stored body of a whole record, from its type byte on. The format has checked type, size and id.
@@ -84,7 +87,8 @@ class RecordType(Protocol):
         """
 
     def check(self, data: Buffer, offset: int, size: int) -> str | None:
-        """Return why the whole record at ``offset`` is damaged, such as ``"checksum_mismatch"``, or None.
+        """Return why the whole record at ``offset`` is damaged, such as ``"checksum_mismatch"``, or None. Reports the
+        records that ``decode`` refuses with the default options, and no others.
 
         Called for each record of a scan, with a size of at least ``overhead``. The scan reports the damage and continues. None
         means only that no damage was found.
@@ -100,7 +104,8 @@ class RecordFields(Protocol):
     def fields(self, record: bytes) -> tuple[object, ...]:
         """Return the values of a whole record in the order of the descriptor, None for each absent one.
 
-        Called by tools only, for records that a scan found intact. Raises RecordError if the record has no readable values.
+        Called by tools only, for records that a scan found intact. Raises RecordError, and nothing else whatever the bytes, if
+        the record has no readable values.
         """
 
 

@@ -4,6 +4,7 @@ A complete one, that writes a file with a line for each message::
 
     class LinesSink:
         def __init__(self, context):
+            if context.token: context.check_kept([(Path(context.destination), context.token["size"])])
             self.file = open(context.destination, "ab")
             self.file.truncate(context.token["size"] if context.token else 0)
         def refused(self, batch):
@@ -23,12 +24,14 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 from attrs.validators import matches_re
 
 from msgstore.contract.descriptors import Descriptor
+from msgstore.contract.errors import StoreError
 from msgstore.contract.messages import MessageBatch
 
 
@@ -66,14 +69,26 @@ class SinkContext:
     options: Any
     """Instance of the descriptor's options class."""
     token: Mapping[str, Any] | None = None
-    """Result of the last ``flush`` of an interrupted conversion. The sink continues there, and discards what came after it."""
+    """Result of the last ``flush`` of an interrupted conversion. The sink continues there, and discards what came after it:
+    with None everything that it finds, which is of an attempt that was killed before its first ``flush``. If what
+    it would continue is gone, making the sink raises StoreError: see :meth:`check_kept`."""
+
+    def check_kept(self, sizes: Iterable[tuple[Path, int]]) -> None:
+        """Raise StoreError for a file or directory that is not there, or has fewer bytes than it had at the last ``flush``."""
+        for path, size in sizes:
+            if not path.exists() or path.stat().st_size < size:
+                raise StoreError(
+                    f"{self.target}: an unfinished conversion is there, and has lost {path.name} or its end. Begin anew with "
+                    "--restart."
+                )
 
 
 class Sink(Protocol):
     """Receiver of messages. Used by one thread."""
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        """Return (row, reason) of each message that cannot be written. Writes nothing.
+        """Return (row, reason) of each message that cannot be written. Row 0 is the first of the batch, whatever its position.
+        Names of queues may be any text, also ``../a``. Writes nothing.
 
         A body is written unchanged, or the message is refused. What else the destination has no place for is left out, or the
         message is refused, as the page of the sink says.
@@ -86,8 +101,10 @@ class Sink(Protocol):
         """
 
     def flush(self) -> Mapping[str, Any]:
-        """Return when everything taken so far outlasts a power loss. The result is JSON, a new mapping at each call, from which
-        ``SinkContext.token`` continues."""
+        """Return when everything taken so far outlasts a power loss: the sink syncs its files, and each directory in which it
+        has made, renamed or deleted something since the last call, from its destination on; the caller syncs the directory that
+        has the destination. The result is JSON, from which ``SinkContext.token`` continues. It is a new mapping at each call,
+        and nothing in it changes later."""
 
     def finish(self) -> None:
         """Complete the destination. Called once, after the last ``flush``. Another call after a crash has the same result."""

@@ -1,6 +1,6 @@
 r"""Sources: read the messages of a system from its files.
 
-A complete one, for files with a message on each line::
+A complete one, for small files with a message on each line, which are one batch::
 
     class LinesSource:
         def __init__(self, context): self.context = context
@@ -8,11 +8,13 @@ A complete one, for files with a message on each line::
             return [QueueInfo(name=QueueName("lines", queue=self.context.path.name))]
         def messages(self, name, first, stop):
             lines = list(io.BytesIO(self.context.read("")))
+            if torn := [line for line in lines[-1:] if not line.endswith(b"\n")]: lines.pop()
             rows, begins = range(len(lines))[first:stop], [0, *accumulate(map(len, lines))]
             raws, count = lines[first:stop], len(rows)
             yield MessageBatch(name=name, bodies=[raw.removesuffix(b"\n") for raw in raws], positions=rows,
                                states=["ready"] * count, files=[""] * count, offsets=[begins[row] for row in rows],
                                sizes=[len(raw) for raw in raws], raws=raws if self.context.raw else None)
+            for line in torn: yield SourceDamage(file="", offset=begins[-1], size=len(line), reason="torn", name=name)
         def damage(self): return []
         def close(self): pass
 
@@ -40,16 +42,19 @@ class SourceDescriptor(Descriptor):
     """``factory(context: SourceContext) -> Source``. Capabilities: RANDOM_ACCESS, REFLOW, SHARED_BODIES."""
 
     detect: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
-    """``"package.module:function"``: called with a path, returns a :class:`Candidate` or None. It opens few files, and reads
-    few bytes of each."""
+    """``"package.module:function"``: called with any file or directory, returns a :class:`Candidate` or None. It opens few
+    files, and reads few bytes of each."""
 
     sample: str = attrs.field(default="", validator=matches_re(r"|[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
     """``"package.module:function"``: called with an empty directory, writes a small example of what the source reads, and
-    returns its path. The conformance kit reads it."""
+    returns its path. The conformance kit reads it, so it has messages for each capability, such as shared bodies, and in each
+    state, and queues with different bodies. Times are from 1990 to 2099; a message with an expiry expires at that time.
 
-    def load_sample(self) -> Callable[[Path], Path]:
+    With RANDOM_ACCESS there is a second argument, which may be left out: the number of messages to make."""
+
+    def load_sample(self) -> Callable[..., Path]:
         """Import and return the function. Exceptions of the import are not caught."""
-        sample: Callable[[Path], Path] = pkgutil.resolve_name(self.sample)
+        sample: Callable[..., Path] = pkgutil.resolve_name(self.sample)
         return sample
 
     def load_detect(self) -> Callable[[Path], Candidate | None]:
@@ -70,7 +75,7 @@ class SourceContext:
     """Returns the content of a regular file by its path relative to ``path``, or of ``path`` itself for "": bytes, or an
     ``mmap`` for more than 64 MiB, whose slices are bytes. Raises OSError, also for a pipe or a device."""
     now_ms: int = 0
-    """The time by which messages expire. A source asks no clock."""
+    """The time by which messages expire, which changes their state only. A source asks no clock."""
     raw: bool = False
     """True if batches have ``raws``."""
     accepts: frozenset[str] | None = None
@@ -87,15 +92,17 @@ class Source(Protocol):
 
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
         """Yield the messages of a queue at the positions from ``first`` up to ``stop`` (None: all), in batches of up to some
-        MiB, and the damage that was met. Messages in every state are included.
+        MiB, and the damage that was met, also a record that the end of a file cuts off. Messages in every state are included.
+        No other method need be called before.
 
-        A position has the same message at each call, in damaged files, too. Never yields a wrong body, and takes time and
-        memory linear in the bytes that are there, whatever they claim. With RANDOM_ACCESS, the time depends on the positions
-        asked for only. Damage that leaves nothing of a queue is yielded, raises an error, or makes a part that is not read.
+        A position has the same message at each call, in damaged files, too, whatever was read before. Never yields a wrong
+        body, nor the begin of one that is cut off, and takes time and memory linear in the bytes that are there, whatever they
+        claim. With RANDOM_ACCESS, the time of each call but the first depends on the positions asked for only. Damage that
+        leaves nothing of a queue is yielded, raises an error, or makes a part that is not read.
         """
 
     def damage(self) -> Iterable[SourceDamage]:
-        """Return the damage that belongs to no queue. Called after ``queues``."""
+        """Return the damage that belongs to no queue, each once. Called after ``queues``, which may be called again."""
 
     def close(self) -> None:
         """Release what is open."""
@@ -105,7 +112,8 @@ class RandomAccessSource(Source, Protocol):
     """A source with the capability RANDOM_ACCESS: parts of one queue are read in parallel."""
 
     def count(self, name: QueueName) -> int:
-        """Return the number of positions of a queue."""
+        """Return the number of positions of a queue, also of those whose messages cannot be read: ``messages`` with them yields
+        everything. A record that is cut off need not have a position."""
 
 
 class SharedBodiesSource(Source, Protocol):
@@ -115,8 +123,8 @@ class SharedBodiesSource(Source, Protocol):
         """Yield as ``messages`` does, without the messages whose bodies are apart. Positions are the same."""
 
     def shared_entries(self, name: QueueName, first: int, stop: int | None) -> Iterator[Sequence[tuple[bytes, int, bytes]]]:
-        """Yield (key of the body, position, entry) of the messages that ``own_messages`` leaves out. The entry is bytes that
-        ``complete`` reads."""
+        """Yield (key of the body, position, entry) of the messages that ``own_messages`` leaves out at the same ``first`` and
+        ``stop``. The entry is bytes that ``complete`` reads."""
 
     def body_parts(self) -> Sequence[str]:
         """Return the names of the parts that have the bodies, such as files. The same at each call, in any process."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import Backend, StoreConfig, refuse_unknown, structure
+from msgstore.config import StoreConfig
 from msgstore.contract import (
     BodyCodec,
     BodyCodecDescriptor,
@@ -30,7 +30,9 @@ from msgstore.contract import (
 )
 from msgstore.directory import Settings
 from msgstore.files import Files
+from msgstore.option_values import Backend, refuse_unknown, structure
 from msgstore.plugins.catalogue import Catalogue
+from msgstore.plugins.frames import place_of
 from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import FormatSet, OpenFormat
 from msgstore.scan.formats import OWN_RECORD, assigned_byte, check_bindings
@@ -91,7 +93,7 @@ def resolve(config: StoreConfig, catalogue: Catalogue, remembered: Settings | No
         _decoder(catalogue, codec, made_codec),
         Capability.PLAIN in codec.capabilities,
         bool(attrs.fields(codec.options)),
-        None if Capability.PLAIN in codec.capabilities else _encoder(config, codec.name, made_codec, write_format),
+        None if Capability.PLAIN in codec.capabilities else _encoder(config, catalogue, codec, made_codec, write_format),
         made_policy,
         may_drop(policy),
         Settings(config.index.name, config.format.name, config.record, body.name, bound, third_party),
@@ -108,7 +110,8 @@ def _make_codec(config: StoreConfig, catalogue: Catalogue, codec: BodyCodecDescr
             raise
         return _Unconfigured(
             f"{config.path}: was written with the body codec {body.name!r}, which has options: {error}. Give them in a "
-            "configuration (--config FILE), or as JSON with --body or --source-option body=JSON, where a command has it."
+            f"configuration (--config FILE), in Python as body={{'use': {body.name!r}, ...}}, or as JSON with --body or "
+            "--source-option body=JSON, where a command has it."
         )
     made: BodyCodec = catalogue.make(codec, options)
     return made
@@ -130,7 +133,9 @@ class _Unconfigured:
         raise ConfigError(self.error)
 
 
-def _encoder(config: StoreConfig, name: str, codec: BodyCodec, form: OpenFormat) -> Callable[[bytes, bytes], StoredBody]:
+def _encoder(
+    config: StoreConfig, catalogue: Catalogue, descriptor: BodyCodecDescriptor, codec: BodyCodec, form: OpenFormat
+) -> Callable[[bytes, bytes], StoredBody]:
     encode, max_body = codec.encode, form.format.max_body
 
     def encode_body(msg_id: bytes, body: bytes) -> StoredBody:
@@ -145,9 +150,10 @@ def _encoder(config: StoreConfig, name: str, codec: BodyCodec, form: OpenFormat)
         except Exception as error:  # third-party code may raise anything
             if comes_from_outside(error):
                 raise
+            named = f"{descriptor.name!r} of {catalogue.provider(descriptor).distribution}"
             raise BodyRefused(
-                f"{config.path}: the body codec {name!r} refused the body of {msg_id.hex()}, and the message was not taken: "
-                f"{type(error).__name__}: {error}. Change the body, or fix the codec."
+                f"{config.path}: the body codec {named} refused the body of {msg_id.hex()}, and the message was not taken: "
+                f"{type(error).__name__}: {error}{place_of(descriptor, error)}. Change the body, or fix the codec."
             ) from error
         if len(stored) > max_body:
             raise too_large(config.path, len(stored), form)
@@ -204,6 +210,14 @@ def can_be_read_live(name: str, catalogue: Catalogue) -> bool:
         return Capability.LIVE_READS in catalogue.index(name).capabilities
     except PluginError:
         return False
+
+
+def load_entries(index: Index) -> dict[bytes, bytes]:
+    """Let an index restore its entries. Return the state that was saved with them. TypeError for another result."""
+    state = index.load()
+    if not isinstance(state, dict | None):
+        raise TypeError(f"load gives {type(state).__name__}, not a dict")
+    return state or {}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import attrs
 
 from msgstore.contract import SegmentStats, StoreError, StoreLocked, StoreMismatch
 from msgstore.directory import known_settings, segment_number
-from msgstore.engine.backends import of_index, resolve
+from msgstore.engine.backends import load_entries, of_index, resolve
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.live_reader import LiveReader, ReadView, WriterTracker
@@ -56,7 +56,7 @@ class LiveStore(Store):
 
     def _rows(self, view: ReadView) -> list[SegmentStats]:
         with self._accounting.state_lock, io_errors(self.path):
-            state = self._index.load() or {}
+            state = load_entries(self._index)
         try:
             found = rows(state)
         except ValueError as error:
@@ -94,7 +94,7 @@ class LiveStore(Store):
                 f"configured here. Open it as its writer does."
             )
         with self._accounting.state_lock, of_index(config.index.name, config, self._catalogue, "load its entries in"):
-            state = self._index.load() or {}
+            state = load_entries(self._index)
         if state.get(LAYOUT_KEY) != LAYOUT:
             if has_writer:
                 return None

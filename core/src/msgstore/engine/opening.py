@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from msgstore.config import Backend, Config, StoreConfig, nearest, read_config, store_config
+from msgstore.config import Config, StoreConfig, read_config, store_config
 from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError, StoreError, StoreLocked
 from msgstore.contract.events import StoreOpenedEvent
 from msgstore.directory import known_settings
@@ -27,6 +27,7 @@ from msgstore.engine.open.startup import OpenDirectory, Resources, look_beside, 
 from msgstore.engine.read.live_reader import ReadView, WriterTracker
 from msgstore.engine.store import Mode, Store
 from msgstore.files import Files
+from msgstore.option_values import Backend, nearest
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 

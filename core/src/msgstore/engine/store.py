@@ -186,7 +186,8 @@ class Store:
     def entry(self, msg_id: bytes) -> StoredMessage | None:
         """Return one message; None if it is not on disk. ValueError for what is not an id."""
         check_id(msg_id)
-        location, references = self._reader.consistently(lambda: (self._index.get(msg_id), self._writer.references(msg_id)))
+        locate, references_of = self._accounting.locate, self._writer.references
+        location, references = self._reader.consistently(lambda: (locate(msg_id), references_of(msg_id)))
         return None if location is None else StoredMessage(msg_id, *unpack_location(location), references, location)
 
     def stored_body(self, entry: StoredMessage) -> bytes:

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
-from msgstore.contract import Candidate, PluginError, StoreError
+from msgstore.contract import Candidate, PluginError, StoreError, StoreIOError
 from msgstore.plugins.catalogue import Catalogue
 
+log = logging.getLogger("msgstore.bulk")
 _ORDER = ("certain", "likely", "perhaps")
 _MOST_NAMED = 5
 
 
 def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
-    """Return the sources that can read a path, the most likely first. Raises StoreError if the path does not exist,
-    PluginError."""
+    """Return the sources that can read a path, the most likely first. A source that fails is a warning. Raises StoreError if
+    the path does not exist, and the first failure if no source can read it."""
     if not path.exists():
         raise StoreError(f"{path}: there is no such file or directory")
     found: list[tuple[str, Candidate]] = []
+    failures: list[StoreIOError | PluginError] = []
     for name in catalogue.names("source"):
-        descriptor = catalogue.source(name)
-        with catalogue.attribute_errors(descriptor, f"cannot examine {path}"):
-            if (candidate := descriptor.load_detect()(path)) is not None:
-                found.append((name, candidate))
+        try:
+            descriptor = catalogue.source(name)
+            with catalogue.attribute_errors(descriptor, f"cannot examine {path}"):
+                candidate = descriptor.load_detect()(path)
+                if not isinstance(candidate, Candidate | None):
+                    raise TypeError(f"detect returns {type(candidate).__name__}, not a Candidate")
+        except OSError as error:
+            failures.append(StoreIOError(f"{path}: the source {name!r} cannot examine it: {error}"))
+        except PluginError as error:
+            failures.append(error)
+        else:
+            found += [(name, candidate)] if candidate is not None else []
+    if failures and not found:
+        raise failures[0]
+    for failure in failures:
+        log.warning("%s. The other sources were asked; --source NAME asks one only.", str(failure).rstrip("."))
     return sorted(found, key=lambda one: _ORDER.index(one[1].likelihood))
 
 
@@ -43,6 +58,6 @@ def reads_messages(catalogue: Catalogue, path: Path) -> str:
     """
     try:
         found = detect(catalogue, path)
-    except (OSError, PluginError):
+    except (StoreIOError, PluginError):
         return ""
     return f". The source {found[0][0]} can read it: msgstore queues {path} ({found[0][1].evidence})" if found else ""

@@ -15,7 +15,6 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import Backend
 from msgstore.contract import BodyCodec, Buffer, CheckBody
 from msgstore.contract.formats import split_ids
 from msgstore.jobs.inputs import JobInputs, SegmentInput
@@ -24,6 +23,7 @@ from msgstore.jobs.reports import Findings, NotRead
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_segments
 from msgstore.jobs.workers import body_check, body_codec
+from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
 

@@ -179,7 +179,7 @@ class _Search:
             return no_segments(path, self.formats, self.catalogue)
         if path.is_file():
             formats = ", ".join(f"*{extension} ({name})" for extension, name in sorted(self.formats.extensions.items()))
-            known = f"{path}: no installed format reads such files; known are {formats or 'none'}"
+            known = f"{path}: no installed format reads such files; known are {formats or 'none'}; a glob in quotes omits them"
             return known + reads_messages(self.catalogue, path)
         return f"{path}: nothing that matches is a segment ({_known(self.formats)}), or a directory that has some"
 
@@ -222,7 +222,7 @@ class _Search:
         damage that has its name."""
         unread, found = self._unread(directory, files), False
         sizes: dict[str, int] | None = None
-        for name in sorted(files, key=_age, reverse=True):
+        for name in sorted(files, key=age_of, reverse=True):
             size = files[name]
             if name in unread:
                 self.missing.setdefault(str(unread[name]), directory / name)
@@ -316,7 +316,7 @@ class _Search:
         formats = {record: {found.format for found in self._record_types() if found.name == record} for record in bindings}
         distributions = tuple(sorted(settings.distributions.items()))
         directory = str(Path(store, "x"))[:-1]
-        for number, name in enumerate(sorted(sizes, key=_age, reverse=True), rank):
+        for number, name in enumerate(sorted(sizes, key=age_of, reverse=True), rank):
             form = self.formats.extensions[_split(name)[1]]
             records = tuple(
                 (record, byte)
@@ -344,7 +344,8 @@ def _is_own(name: str, files: Collection[str]) -> bool:
     return name.startswith(("msgstore.", "msgstore-")) or (name == CLEAN and SETTINGS in files)
 
 
-def _age(name: str) -> tuple[int, str, str]:
+def age_of(name: str) -> tuple[int, str, str]:
+    """Return the sort key of a file's name in its store: numbered files are in the order in which they were begun."""
     stem, suffix = _split(name)
     number = int(stem) if stem.isascii() and stem.isdigit() else -1
     return number, suffix, name

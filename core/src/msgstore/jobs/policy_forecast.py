@@ -8,15 +8,15 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.config import structure
 from msgstore.contract import Action, Drop, GcPolicyDescriptor, MsgStoreError, PluginError, SegmentStats, StoreError
 from msgstore.directory import find_segments
 from msgstore.engine.backends import may_drop
-from msgstore.engine.compact.policy_actions import numbers_of, validate_actions
+from msgstore.engine.compact.policy_actions import numbers_of, plan_of, validate_actions
 from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
+from msgstore.option_values import structure
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
 
@@ -102,7 +102,7 @@ def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator
             plan = attrs.evolve(plan, summary=descriptor.summary, options=shown)
             try:
                 options = structure(descriptor.options, example, f"the examples of the GC policy {name!r}")
-                actions = list(catalogue.make(descriptor, options).plan(picture.stats, now))
+                actions = plan_of(catalogue.make(descriptor, options), picture.stats, now)
             except Exception as error:  # a plugin may raise anything
                 reason = str(error) if isinstance(error, MsgStoreError) else f"{type(error).__name__}: {error}"
                 yield attrs.evolve(plan, error=reason)
@@ -110,7 +110,7 @@ def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator
                 yield _judged(plan, descriptor, actions, picture)
 
 
-def _judged(plan: PolicyPlan, descriptor: GcPolicyDescriptor, actions: Sequence[object], picture: PolicyInput) -> PolicyPlan:
+def _judged(plan: PolicyPlan, descriptor: GcPolicyDescriptor, actions: Sequence[Action], picture: PolicyInput) -> PolicyPlan:
     by_number = {s.number: s for s in picture.stats}
     empty = [s for s in picture.stats if not (s.live_count or s.current or s.quarantined)]
     steps = [Step("delete", (s.file,), s.size, why="no message in it is alive") for s in empty]
@@ -120,7 +120,7 @@ def _judged(plan: PolicyPlan, descriptor: GcPolicyDescriptor, actions: Sequence[
     for action, refusal in verdicts:
         if refusal:
             passed_over.append(f"{action!r}: {refusal}")
-        elif refusal is None and isinstance(action, Action) and not gone.issuperset(numbers_of(action)):
+        elif refusal is None and not gone.issuperset(numbers_of(action)):
             steps.append(_step(action, [by_number[number] for number in numbers_of(action)]))
     return attrs.evolve(plan, steps=tuple(steps), passed_over=tuple(passed_over))
 

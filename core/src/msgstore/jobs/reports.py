@@ -116,7 +116,7 @@ class ScannedSegment:
     format: str
     size: int
     state: str
-    """State of its end: ``clean``, ``torn``, ``corrupt``, or ``unreadable``."""
+    """State of its end: ``clean``, ``torn``, ``corrupt``, or ``unreadable``; ``corrupt`` also for damage before the end."""
     header: int = 0
     records: int = 0
     """Number of intact records that a scan reports: of several copies of an id in the segment the first."""

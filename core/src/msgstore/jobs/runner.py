@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import structure
 from msgstore.contract import ConfigError
 from msgstore.jobs.diff import DiffJob, DiffReport, diff
 from msgstore.jobs.inventory import InventoryJob, InventoryReport, inventory
@@ -25,6 +24,7 @@ from msgstore.jobs.messages.parallel import convert_in_parts, plan_parts
 from msgstore.jobs.reconcile import ReconcileJob, ReconcileReport
 from msgstore.jobs.salvage import SalvageJob, SalvageReport, salvage
 from msgstore.jobs.tasks import ProgressCallback, ProgressMeter, Run, group_into_tasks
+from msgstore.option_values import structure
 from msgstore.plugins.catalogue import Catalogue
 
 AUTO = "auto"

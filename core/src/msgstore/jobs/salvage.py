@@ -19,7 +19,6 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import Backend, backend_of
 from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.files import Files, stat_regular_file
 from msgstore.jobs.counts import named_counts, sums_of
@@ -33,6 +32,7 @@ from msgstore.jobs.reports import Findings, sums
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import TASK_SIZE, ProgressMeter, Run, group_into_tasks, map_segments
 from msgstore.jobs.workers import body_check
+from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.blame import PLUGIN_FAILED
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import attrs
 
-from msgstore.config import Backend, backend_of, structure
 from msgstore.contract import (
     BodyCodec,
     BrokenPlugin,
@@ -25,6 +24,7 @@ from msgstore.contract import (
     RecordError,
     RecordField,
 )
+from msgstore.option_values import Backend, backend_of, structure
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import Values

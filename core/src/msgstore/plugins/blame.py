@@ -10,7 +10,8 @@ import traceback
 import attrs
 
 from msgstore.contract import BrokenPlugin, Descriptor, MsgStoreError, RecordTypeDescriptor
-from msgstore.plugins.catalogue import Catalogue, nearest, package_of
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.plugins.frames import nearest, package_of
 from msgstore.plugins.loader import CONTRACT_METHODS, comes_from_outside, find_entry_points, load
 
 PLUGIN_FAILED = "plugin failed"

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, takewhile
-from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import attrs
@@ -37,6 +35,9 @@ from msgstore.contract import (
     SinkDescriptor,
     SourceDescriptor,
 )
+from msgstore.error_texts import first_line
+from msgstore.plugins.frames import nearest, package_of, package_of_factory, place_of
+from msgstore.plugins.known import KNOWN_BODIES, KNOWN_DISTRIBUTIONS, KNOWN_EXTENSIONS, NOUNS
 from msgstore.plugins.loader import (
     Loaded,
     Provider,
@@ -44,7 +45,6 @@ from msgstore.plugins.loader import (
     comes_from_outside,
     extensions_of,
     find_entry_points,
-    first_line,
     load,
     missing_names,
 )
@@ -52,46 +52,10 @@ from msgstore.plugins.loader import (
 D = TypeVar("D", bound=Descriptor)
 _Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
-NOUNS = {
-    "format": "segment format",
-    "record": "record type",
-    "index": "index",
-    "gc": "GC policy",
-    "body": "body codec",
-    "source": "source",
-    "sink": "sink",
-    "runner": "job runner",
-    "command": "command",
-}
-"""Kind of backend to its name in messages."""
-
 
 def is_compatible(declared: tuple[int, int]) -> bool:
     """Return True if a plugin written against the contract version ``declared`` works with this core."""
     return declared[0] == CONTRACT_VERSION[0] and declared[1] <= CONTRACT_VERSION[1]
-
-
-_KNOWN_DISTRIBUTIONS = {
-    ("format", "v1"): "msgstore-format-v1",
-    ("format", "v2"): "msgstore-format-v2",
-    ("record", "message"): "msgstore-format-v2",
-    ("record", "checksum"): "msgstore-checksum-record",
-    ("index", "ets"): "msgstore-ets-index",
-    ("index", "lmdb"): "msgstore-lmdb-index",
-    ("body", "erlang"): "msgstore-erlang-body",
-    ("source", "kestrel"): "msgstore-kestrel-journal",
-    ("sink", "kestrel"): "msgstore-kestrel-journal",
-    ("source", "rabbitmq"): "msgstore-rabbitmq-source",
-    ("source", "rocketmq"): "msgstore-rocketmq-log",
-    ("sink", "amqp"): "msgstore-amqp-sink",
-    ("sink", "rocketmq"): "msgstore-rocketmq-log",
-    ("runner", "spark"): "msgstore-spark",
-}
-"""Distribution of each backend of the project. Only used for hints in messages: installed plugins decide the selection."""
-_KNOWN_EXTENSIONS = {".rdq": "v1", ".rdt": "v1", ".sqs": "v2"}
-"""File extension to the format of the project that reads it."""
-_KNOWN_BODIES = {b"\x83h": "erlang", b"\x83m": "erlang"}
-"""First bytes of bodies that brokers store, to the body codec: an external term that is a tuple or a binary."""
 
 
 @attrs.frozen
@@ -162,7 +126,7 @@ class Catalogue(Loaded):
         return {
             f"{kind} {name}": distribution
             for kind, name, distribution in found
-            if distribution not in ("msgstore", "?", _KNOWN_DISTRIBUTIONS.get((kind, name)))
+            if distribution not in ("msgstore", "?", KNOWN_DISTRIBUTIONS.get((kind, name)))
         }
 
     def changed_providers(self, used: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -174,11 +138,11 @@ class Catalogue(Loaded):
 
     def _owner(self, kind: str, name: str) -> str | None:
         """Return the distribution that a store's directory, or core, knows as the provider of a backend."""
-        return self.remembered.get(f"{kind} {name}") or _KNOWN_DISTRIBUTIONS.get((kind, name))
+        return self.remembered.get(f"{kind} {name}") or KNOWN_DISTRIBUTIONS.get((kind, name))
 
     def known_codec(self, stored: bytes) -> str | None:
         """Return the body codec of a broker whose stored bodies begin like ``stored``, installed or not; None for others."""
-        return _KNOWN_BODIES.get(stored[:2])
+        return KNOWN_BODIES.get(stored[:2])
 
     def brokers_codec(self, bodies: Sequence[bytes]) -> str | None:
         """Return the body codec of a broker that more than half of the stored ``bodies`` begin like, installed or not."""
@@ -199,7 +163,7 @@ class Catalogue(Loaded):
         The format is the known one of that extension, or else the first of ``remembered`` that is not available. Returns None
         if there is no such format: then the file is not a segment.
         """
-        known = _KNOWN_EXTENSIONS.get(extension)
+        known = KNOWN_EXTENSIONS.get(extension)
         for name in (*([known] if known else ()), *remembered):
             try:
                 self.format(name)
@@ -270,19 +234,15 @@ class Catalogue(Loaded):
         """
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         called = list(takewhile(lambda frame: package_of(frame) != "msgstore", reversed(frames)))
-        types = [one for one in types if _package(one) != _package(descriptor)]
+        types = [one for one in types if package_of_factory(one) != package_of_factory(descriptor)]
         descriptor = nearest(types, called) or descriptor
         found = self._registration(descriptor)
         named = [found, *(map(self._registration, types) if frames and not called else ())]
         text = " or ".join(f"the {NOUNS[one.kind]} {one.descriptor.name!r} of {one.provider}" for one in named)
-        text += f" {failed}: {first_line(error)}{_place(descriptor, error)}"
+        text += f" {failed}: {first_line(error)}{place_of(descriptor, error)}"
         if isinstance(error, OSError) or found.kind == "command":  # nothing that an installation would mend
             return BrokenPlugin(text)
-        distributions = " ".join(one.provider.distribution for one in named)
-        return BrokenPlugin(
-            f"{text}. Installed: {_listed(self._of(found.kind), but=found)}. "
-            f"Try: pip install --upgrade --force-reinstall {distributions}"
-        )
+        return BrokenPlugin(f"{text}. {_remedy(text, [one.provider.distribution for one in named])}")
 
     # -- selection --------------------------------------------------------------------------------------------------------
 
@@ -311,10 +271,10 @@ class Catalogue(Loaded):
         found = same[0]
         if not is_compatible(found.descriptor.contract):
             declared, ours = (".".join(map(str, version)) for version in (found.descriptor.contract, CONTRACT_VERSION))
+            older = "msgstore" if found.descriptor.contract > CONTRACT_VERSION else found.provider.distribution
             raise PluginError(
                 f"the {NOUNS[kind]} {name!r} of {found.provider} was written against contract {declared}; "
-                f"this msgstore has contract {ours}. Installed: {_listed(self._of(kind), but=found)}. "
-                f"Try: pip install --upgrade msgstore {found.provider.distribution}"
+                f"this msgstore has contract {ours}. Try: pip install --upgrade {older}"
             )
         assert isinstance(found.descriptor, kind_class)
         return found.descriptor
@@ -331,7 +291,7 @@ class Catalogue(Loaded):
             return
         providers = [self.provider(form) for form, _ in claims]
         listed = "; ".join(f"{form.name!r} of {provider}" for (form, _), provider in zip(claims, providers, strict=True))
-        third_party = [one for one in providers if one.distribution not in _KNOWN_DISTRIBUTIONS.values()]
+        third_party = [one for one in providers if one.distribution not in KNOWN_DISTRIBUTIONS.values()]
         files = " and ".join(sorted({f"*{claimed}" for _, claimed in claims}))
         raise PluginError(
             f"files {files} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
@@ -342,16 +302,19 @@ class Catalogue(Loaded):
         """Return the error for a name without a registration: what is installed, what failed to load, and what to do."""
         what = f"{NOUNS[kind]} {name!r}" + (f" of format {of_format!r}" if of_format else "")
         installed = self._of(kind, of_format)
-        distribution = _KNOWN_DISTRIBUTIONS.get((kind, name)) or self.remembered.get(f"{kind} {name}")
-        suspects = [f for f in self.failures if f.provider.distribution == distribution or f.provider.entry_point == name]
+        distribution = KNOWN_DISTRIBUTIONS.get((kind, name)) or self.remembered.get(f"{kind} {name}")
+        suspects = [
+            f for f in self.failures if f.provider.distribution in (distribution, name) or f.provider.entry_point == name
+        ]
         if suspects:
-            return BrokenPlugin(
-                f"the {what} cannot be used: {'; '.join(map(str, suspects))}. Installed: {_listed(self._of(kind))}. "
-                f"Try: pip install --force-reinstall {suspects[0].provider.distribution}"
-            )
+            text = f"the {what} cannot be used: {'; '.join(map(str, suspects))}"
+            return BrokenPlugin(f"{text}. {_remedy(text, [suspects[0].provider.distribution])}")
         message = f"no installed plugin provides the {what}. Installed: {_listed(installed)}."
-        if self.failures:
-            message += f" Failed to load: {'; '.join(map(str, self.failures))}."
+        failed = ", ".join(dict.fromkeys(failure.provider.distribution for failure in self.failures))
+        if len(self.failures) == 1:
+            message += f" Failed to load: {self.failures[0]}."
+        elif failed:
+            message += f" Failed to load: {failed} ('msgstore plugins' says why)."
         if self.disabled:
             message += (
                 f" Disabled by the configuration: {', '.join(self.disabled)}. Remove the name from that list if it is there."
@@ -362,47 +325,20 @@ class Catalogue(Loaded):
             message += f" {name!r} is for format {same}; select that format, or another record type."
         elif near := difflib.get_close_matches(name, sorted({found.descriptor.name for found in installed}), n=1):
             message += f" Did you mean {near[0]!r}?"
-        elif (kind, name) in _KNOWN_DISTRIBUTIONS:
+        elif (kind, name) in KNOWN_DISTRIBUTIONS:
             message += f" Try: pip install {distribution}"
         elif distribution:  # anybody may have written it: no line to copy
             message += f" According to the directory, the distribution {distribution!r} provides it: install that only if you "
             message += "trust it."
-        elif self.failures:
-            failed = ", ".join(dict.fromkeys(failure.provider.distribution for failure in self.failures))
-            message += f" Try: mend what failed to load ({failed}), if it provides that, or install the distribution that does."
+        elif failed:
+            message += " Try: mend what failed to load, if it provides that, or install the distribution that does."
         else:
             message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
         return PluginError(message)
 
 
-def _place(descriptor: Descriptor, error: BaseException) -> str:
-    """Return file and line of the innermost frame in a plugin's own package, for its author; "" if there is none."""
-    package = _package(descriptor)
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if package_of(frame) == package != "msgstore":
-            return f" ({Path(frame.f_code.co_filename).name}:{line})"
-    return ""
-
-
 def _normal(distribution: str) -> str:
     return re.sub("[-_.]+", "-", distribution).lower()
-
-
-def _package(descriptor: Descriptor) -> str:
-    return re.split("[.:]", descriptor.factory)[0]
-
-
-def package_of(frame: FrameType) -> str:
-    """Return the package whose code a frame runs."""
-    return str(frame.f_globals.get("__name__")).partition(".")[0]
-
-
-def nearest(found: Iterable[D], frames: Sequence[FrameType]) -> D | None:
-    """Return the descriptor whose factory is nearest to the code of ``frames``; None if none is of their packages."""
-    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
-    classes = [f"{module}:{type(frame.f_locals.get('self')).__name__}" for module, frame in zip(modules, frames, strict=True)]
-    found = [one for one in found if _package(one) in map(package_of, frames)]
-    return max(found, key=lambda one: (one.factory in classes, one.factory.partition(":")[0] in modules), default=None)
 
 
 def _disable(provider: Provider) -> str:
@@ -414,9 +350,16 @@ def _format_of(descriptor: Descriptor) -> str | None:
     return descriptor.format if isinstance(descriptor, RecordTypeDescriptor) else None
 
 
-def _listed(found: Sequence[Registration], but: Registration | None = None) -> str:
+def _remedy(text: str, distributions: Sequence[str]) -> str:
+    """Return what to do about a plugin's fault: only a missing module may be a fault of the installation."""
+    if "ModuleNotFoundError: " in text:
+        return f"Try: pip install --upgrade --force-reinstall {' '.join(distributions)}"
+    return f"This is a fault of the plugin: upgrade {' or '.join(distributions)}, or report it to the author."
+
+
+def _listed(found: Sequence[Registration]) -> str:
     """Return names, each with its distribution, as one line."""
-    names = (f"{one.descriptor.name} ({one.provider.distribution} {one.provider.version})" for one in found if one is not but)
+    names = (f"{one.descriptor.name} ({one.provider.distribution} {one.provider.version})" for one in found)
     return ", ".join(sorted(names)) or "none"
 
 

@@ -15,8 +15,10 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from importlib import metadata
-from typing import get_type_hints
+from itertools import chain
+from typing import Any, get_type_hints
 
 import attrs
 import pluggy
@@ -36,6 +38,8 @@ from msgstore.contract import (
     SourceDescriptor,
     events,
 )
+from msgstore.error_texts import first_line
+from msgstore.plugins.known import OTHER_GROUPS
 
 RESERVED_EXTENSIONS = (
     ".tmp", ".erase", ".hint", ".damaged", ".dot", ".ets", ".json", ".lock", ".mdb", ".snapshot", ".toml",
@@ -171,7 +175,11 @@ def _modified(path: str) -> object:
 @functools.lru_cache(maxsize=1)
 def _read_entry_points(_installed: tuple[object, ...]) -> tuple[tuple[Provider, metadata.EntryPoint], ...]:
     found: dict[tuple[str, str, str], tuple[Provider, metadata.EntryPoint]] = {}
-    for entry_point in metadata.entry_points(group=hookspecs.GROUP):
+    every = metadata.entry_points()
+    alike = [  # ``load`` reports the wrong ones
+        group for group in every.groups if group.lower().startswith(hookspecs.GROUP) and group not in OTHER_GROUPS
+    ]
+    for entry_point in chain.from_iterable(every.select(group=group) for group in alike):
         distribution = entry_point.dist
         name = distribution.metadata["Name"] if distribution else "?"
         version = distribution.version if distribution else "?"
@@ -256,13 +264,12 @@ def comes_from_outside(error: BaseException) -> bool:
     )
 
 
-def first_line(error: BaseException) -> str:
-    """Return the class of an exception and the first line of its text."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0].rstrip()}"
-
-
 def _register(manager: pluggy.PluginManager, entry_point: metadata.EntryPoint, key: str) -> None:
     """Import the plugin of an entry point and register it as ``key``. Raises what the import raises, and ValueError."""
+    if entry_point.group != hookspecs.GROUP:
+        raise ValueError(
+            f"the group {entry_point.group!r} is not read: write [project.entry-points.{hookspecs.GROUP}] in its pyproject.toml"
+        )
     if entry_point.pattern.match(entry_point.value) is None:  # a distribution name may have hyphens, a module name may not
         likely = re.sub(r"[^\w.]+", "_", entry_point.value).strip("_") or "package.plugin"
         raise ValueError(f"{entry_point.value!r} is not a module path, such as {likely!r}")
@@ -270,7 +277,12 @@ def _register(manager: pluggy.PluginManager, entry_point: metadata.EntryPoint, k
     if other := manager.get_name(plugin):
         raise ValueError(f"{entry_point.value} is already the module of the entry point {other}. Remove one of them.")
     manager.register(plugin, name=key)
-    manager.check_pending()
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        name = str(error).split("'")[1]
+        near = get_close_matches(name, [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS], n=1)
+        raise ValueError(f"there is no hook {name!r}" + (f", but {near[0]!r}" if near else "")) from None
 
 
 def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[str]:
@@ -339,7 +351,7 @@ def extensions_of(descriptor: Descriptor) -> tuple[str, ...]:
 
 def missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
     """Yield the names that the protocols of the descriptor require and ``backend`` does not have, and the signature of each
-    method that takes another number of arguments."""
+    method that takes another number of arguments; each with what the backend has instead."""
     for (kind, capability), protocol in _PROTOCOLS.items():
         if not isinstance(descriptor, kind) or capability not in (None, *descriptor.capabilities):
             continue
@@ -349,20 +361,31 @@ def missing_names(backend: object, descriptor: Descriptor) -> Iterator[str]:
             if not public or not inspect.isfunction(method):
                 continue
             if not callable(given := getattr(backend, name, None)):
-                yield name
-            elif not _accepts(given, count := method.__code__.co_argcount - 1):
-                yield f"{name}({', '.join(method.__code__.co_varnames[1 : count + 1])})"
+                near = get_close_matches(name, [one for one in dir(backend) if one not in CONTRACT_METHODS], n=1)
+                yield name + (f" (it has {near[0]})" if near else "")
+            elif not _accepts(given, method):
+                yield f"{name}{_parameters(method)} (it has {name}{_parameters(getattr(given, '__func__', given))})"
 
 
-def _accepts(method: object, count: int) -> bool:
-    """Return False if a method is written in Python and cannot be called with ``count`` positional arguments.
+def _parameters(function: Any) -> str:
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return f"({', '.join(name for name in names if name != 'self')})"
+
+
+def _accepts(method: object, asked: types.FunctionType) -> bool:
+    """Return False if a method is written in Python and cannot be called with the arguments of ``asked``, a protocol's method.
 
     Reads the code object: ``inspect.signature`` would take a millisecond of every opening.
     """
     function = getattr(method, "__func__", method)
     if not inspect.isfunction(function):
         return True
-    code = function.__code__
+    code, wanted = function.__code__, asked.__code__
+    count, known = wanted.co_argcount - 1, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    keywords = {*wanted.co_varnames[wanted.co_argcount :][: wanted.co_kwonlyargcount]}
+    if not keywords.issubset(known) and not code.co_flags & inspect.CO_VARKEYWORDS:
+        return False
     most = code.co_argcount - (function is not method)
     least = most - len(function.__defaults__ or ())
     return least <= count and (count <= most or bool(code.co_flags & inspect.CO_VARARGS))

@@ -16,7 +16,6 @@ from typing import Any, cast, get_args
 
 import attrs
 
-from msgstore.config import refuse_unknown, structure
 from msgstore.contract import (
     BoundRecord,
     Buffer,
@@ -37,6 +36,7 @@ from msgstore.contract import (
 )
 from msgstore.contract.formats import EndState
 from msgstore.directory import Settings, unread_segments
+from msgstore.option_values import refuse_unknown, structure
 from msgstore.plugins.catalogue import Catalogue
 
 OWN_RECORD = "message"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, MessageTooLarge, RecordError, StoredBody
-from msgstore.testing.plugin import KitTests
+from msgstore.contract import Capability, ConfigError, MessageTooLarge, RecordError, Size, StoredBody
+from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.probes import LineInterleaver, damaged_at, is_linear, long_body, peak_of, run_in_parallel, tried, within
 from msgstore.testing.segments import check_body, check_values, outcome
 from msgstore.testing.subjects import Subject
@@ -36,6 +38,11 @@ class BodyCodecTests(KitTests):
     def codec(self, subject: Subject) -> Any:
         return subject.make(subject.made_options)
 
+    @pytest.fixture
+    def samples(self) -> Sequence[bytes]:
+        """Stored bodies as other programs write them, which the codec reads. A subclass may give some."""
+        return ()
+
     @tried(150)
     @given(bodies=st.lists(_bodies, max_size=8))
     def test_what_is_stored_is_read(self, subject: Subject, bodies: list[bytes]) -> None:
@@ -57,16 +64,28 @@ class BodyCodecTests(KitTests):
                 check_values(subject.descriptor.fields, codec.fields(raw))
         assert stored == bodies or not subject.has(Capability.PLAIN), "the codec claims PLAIN, and encode changes bodies"
 
-    def test_large_bodies(self, codec: Any) -> None:
-        """A failure means that a length field of the codec is too small for a body of a megabyte, or that the largest body that
-        it does not refuse as MessageTooLarge cannot be read. Give the descriptor an example with a low limit."""
-        for body in (bytes(LARGE), b"\xff" * LARGE, bytes(range(256)) * (LARGE // 256)):
-            largest = fitting(codec, body)
-            check_sound(codec, encoded(codec, largest), largest)
+    def test_no_call_is_remembered(self, subject: Subject) -> None:
+        """A failure means that a stored body depends on the calls before, as with a counter: each process begins it anew. Time
+        and chance change what two objects encode; a counter only what one does."""
+        for body in (b"", b"body" * 9):
+            one, other = subject.make(subject.made_options), subject.make(subject.made_options)
+            first, second = (encoded(one, fitting(other, body)) for _ in range(2))
+            counts = first != second and first == encoded(subject.make(subject.made_options), body)
+            assert not counts, "two objects encode a body in the same way, and one object the second time in another"
+
+    def test_large_bodies(self, subject: Subject, codec: Any) -> None:
+        """A failure means that a length field of the codec is too small for a body of some megabytes, or that the largest body
+        that it does not refuse as MessageTooLarge cannot be read, also if an option of the type Size is 1000."""
+        for limited in (codec, *with_low_limits(subject)):
+            for body in (bytes(LARGE), b"\xff" * LARGE, bytes(range(256)) * (LARGE // 256), bytes(20 * LARGE)):
+                largest = fitting(limited, body)
+                check_sound(limited, encoded(limited, largest), largest)
 
     def test_shortest_bodies(self, subject: Subject, codec: Any) -> None:
-        """A failure means that an empty stored body, or one of a single byte, raises something else than RecordError."""
-        for data in (b"", *(bytes([byte]) for byte in range(256))):
+        """A failure means that an empty stored body, one of a single byte, or one with any two bytes before zeros, makes a read
+        raise something else than RecordError, or ``is_valid`` or ``fields`` raise."""
+        marked = (number.to_bytes(2) + bytes(30) for number in range(2**16))
+        for data in (b"", *(bytes([byte]) for byte in range(256)), *marked):
             check_anything(subject, codec, data)
 
     @tried(150)
@@ -81,6 +100,25 @@ class BodyCodecTests(KitTests):
             for spoilt in (stored, *(damaged_at(stored, at % len(stored)) if stored else ())):
                 peak = peak_of(partial(check_anything, subject, codec, spoilt))
                 assert peak <= MULTIPLE * len(spoilt) + BESIDE, f"{peak} bytes for {spoilt[:40]!r}"
+
+    def test_bodies_that_are_cut(self, codec: Any) -> None:
+        """A failure means that a stored body whose end is missing is read as another body."""
+        body = fitting(codec, b"body" * 99 + bytes(100))
+        stored = encoded(codec, body)
+        for size in range(len(stored)):
+            if codec.is_valid(ID, stored[:size]) and type(read := codec.decode(ID, stored[:size])) is bytes and read != body:
+                again = len(encoded(codec, read))
+                assert again == size, f"the first {size} of {len(stored)} bytes are a valid body, which takes {again} bytes"
+
+    def test_samples_of_other_writers(self, subject: Subject, codec: Any, samples: Sequence[bytes]) -> None:
+        """A failure means what one of ``test_damaged_bodies`` does, for bodies that the codec reads and does not write itself:
+        whole, cut, and with each byte set to 0xff, as in a text that is not UTF-8. Give some in the fixture ``samples``."""
+        if not samples:
+            skip_without("samples of other writers")
+        for sample in samples:
+            for at in range(len(sample)):
+                for spoilt in (sample, sample[:at], sample[:at] + b"\xff" + sample[at + 1 :]):
+                    check_anything(subject, codec, spoilt)
 
     def test_time_is_linear(self, subject: Subject, codec: Any) -> None:
         """A failure means that a large body delays a store by more than its size explains, whole or damaged."""
@@ -135,6 +173,14 @@ def fitting(codec: Any, body: bytes) -> bytes:
     return body[: bisect_left(range(len(body) + 1), True, key=is_refused) - 1] if is_refused(len(body)) else body
 
 
+def with_low_limits(subject: Subject) -> Iterator[Any]:
+    """Yield the codec with each of its sizes at 1000 bytes, if the options allow it."""
+    for name, kind in get_type_hints(subject.descriptor.options).items():
+        with contextlib.suppress(ValueError, ConfigError):
+            if kind is Size:
+                yield subject.make(attrs.evolve(subject.made_options, **{name: Size(1000)}))
+
+
 def check_sound(codec: Any, stored: bytes, body: bytes) -> None:
     read = codec.decode(ID, stored)
     assert type(read) is bytes, f"decode gives a {type(read).__name__}"
@@ -156,6 +202,8 @@ def check_anything(subject: Subject, codec: Any, data: bytes) -> None:
     assert isinstance(read, bytes)
     read = read if isinstance(read, StoredBody) else fitting(codec, read)
     again = encoded(codec, read)
+    is_changed = type(read) is bytes and read == data != again
+    assert not is_changed, f"decode gives {data[:40]!r} as it is, and encode changes it: then it is a StoredBody"
     if isinstance(read, StoredBody):
         check_body(again, read, "encode of a StoredBody")
     check_body(codec.decode(ID, again), read, "decode")

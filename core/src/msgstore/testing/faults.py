@@ -156,6 +156,17 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open no further file: EMFILE, also in a library."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 _SYNCS = {"x86_64": (317, 74, 75, 26, 306), "aarch64": (277, 82, 83, 227, 267)}
 """Numbers of the system calls seccomp, fsync, fdatasync, msync and syncfs, by machine."""
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from random import Random
@@ -50,6 +51,22 @@ def _records(form: SegmentFormat, count: int, body: bytes = b"") -> bytes:
     return written(form, numbered(count, body), after=b"")[0]
 
 
+class _Sparse(bytes):
+    """A segment with a part that is a hole."""
+
+    holes: tuple[int, int]
+
+    def stored_parts(self, start: int) -> Iterator[tuple[int, int]]:
+        begin, end = self.holes
+        return ((max(start, at), stop) for at, stop in ((0, begin), (end, len(self))) if start < stop)
+
+
+def _filled(form: Any) -> bytes:
+    """Return records and gaps that are filled, with 1 to 8 bytes left over in each."""
+    segment = Compacted.of(form, 0, [[4 + left] for left in range(1, 9)], [4] * 8)
+    return segment.check_crashes(Random(0))[len(form.header) :]
+
+
 def _nested(form: SegmentFormat, size: int) -> bytes:
     record = _records(form, 1)
     while len(record) < size:
@@ -69,6 +86,7 @@ def _hostile(form: SegmentFormat, kind: str, size: int) -> bytes:
         "heads of large records": lambda: _records(form, 1, bytes(size // 2))[:24],
         "half heads": lambda: _records(form, 1)[:3],
         "records in records": lambda: _nested(form, size + 1),
+        "gaps that are filled": lambda: _filled(form),
         "chains that break": lambda: _records(form, 9)[:-1],
         "records that are cut off": lambda: _records(form, 1, b"x" * 60)[:40],
     }
@@ -78,7 +96,7 @@ def _hostile(form: SegmentFormat, kind: str, size: int) -> bytes:
 
 HOSTILE = (
     "zeros", "ones", "high bytes", "noise", "smallest records", "records of one id", "heads of large records", "half heads",
-    "records in records", "chains that break", "records that are cut off",
+    "records in records", "chains that break", "records that are cut off", "gaps that are filled",
 )  # fmt: skip
 _spots = st.binary(min_size=1, max_size=40) | st.integers(1, 40).map(bytes) | st.integers(1, 40).map(lambda n: b"\xff" * n)
 _sizes = st.integers(0, 60) | st.integers(400, 700)
@@ -91,17 +109,32 @@ class SegmentFormatTests(RoundTripTests):
     @given(messages=batches(least=1), bit=st.integers(0, 2000))
     def test_fields_of_records(self, subject: Subject, form: Any, messages: Batch, bit: int) -> None:
         """A failure means that ``fields`` does not give one value for each of the descriptor's, of its kind or None; or raises
-        for a record, or anything but RecordError for a changed one that a scan still finds."""
+        for a record, or anything but RecordError for a changed one."""
         subject.needs(Capability.FIELDS)
         check_times(subject.descriptor.fields, form, form.fields)
         data, placed = written(form, messages)
         for entry in placed:
             record = data[entry.offset : entry.end]
             check_values(subject.descriptor.fields, form.fields(record))
-            spoilt = form.header + flipped(record, bit % (8 * len(record)))
-            for _, offset, size in rows(form.scan(spoilt).records):
-                with contextlib.suppress(RecordError):
-                    check_values(subject.descriptor.fields, form.fields(spoilt[offset : offset + size]))
+            for at in (bit % (8 * len(record)), *range(7, 8 * (len(record) - len(entry.body)), 8)):  # 7: the sign of a number
+                spoilt = form.header + flipped(record, at)
+                with contextlib.suppress(RecordError):  # whatever a scan says
+                    form.fields(spoilt[len(form.header) :])
+                for _, offset, size in rows(form.scan(spoilt).records):
+                    with contextlib.suppress(RecordError):
+                        check_values(subject.descriptor.fields, form.fields(spoilt[offset : offset + size]))
+
+    def test_a_time_in_records(self, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A failure means that records keep the time at which they were written, and the format does not claim VERBATIM: a
+        salvage then gives them another time. Chance, as in a nonce, needs no VERBATIM."""
+        encoded = []
+        for now in (1_700_000_000, 1_700_000_000, 1_800_000_000):
+            with monkeypatch.context() as stands:
+                stands.setattr(time, "time_ns", lambda now=now: now * 10**9)
+                stands.setattr(time, "time", partial(float, now))
+                encoded.append(made(subject).encode([bytes(16)], [b"body"])[0])
+        keeps_time = encoded[0] == encoded[1] != encoded[2]
+        assert subject.has(Capability.VERBATIM) or not keeps_time, "records differ with the clock, and VERBATIM is not claimed"
 
     def test_chains_of_a_length(self, form: SegmentFormat) -> None:
         """A failure means that ``find_chain`` looks for another number of records than ``length``: a salvage then takes noise
@@ -112,11 +145,23 @@ class SegmentFormatTests(RoundTripTests):
             assert form.find_chain(broken, begin, 5) == begin, "five records are no chain of five"
             assert form.find_chain(data[: placed[5].offset + 3], begin, 6) != begin, "five records are a chain of six"
 
+    def test_a_sparse_file(self, form: SegmentFormat) -> None:
+        """A failure means that a record whose body has a hole of a sparse file is not found: ``stored_parts`` of the buffer
+        says what the file system has stored, and a record may reach over several parts."""
+        data, (first, *_) = written(form, numbered(1, bytes(min(form.max_body, 2**20))), numbered(9, b"behind")[1:])
+        sparse = _Sparse(data)
+        sparse.holes = first.offset + 4096, first.end - 4096
+        assert form.scan(sparse) == form.scan(data)
+        for start in (first.offset, first.offset + 1):
+            assert form.find_chain(sparse, start) == form.find_chain(data, start), f"find_chain from {start}"
+
     def test_bound_record_types(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that ``max_body`` does not depend on the size of the record type of new messages, or that a scan with
-        a codec does not call the ``check`` of a record type, or does not report what it finds."""
+        a codec does not call the ``check`` of a record type, or does not report what it finds; or that the codec is not asked
+        for the bodies of each record type."""
         subject.needs(Capability.TYPED_RECORDS)
-        own = subject.catalogue.record(subject.name, OWN_RECORD)
+        records: list[Any] = [it.descriptor for it in subject.catalogue.registrations if it.kind == "record"]
+        own = min((it for it in records if it.name == OWN_RECORD), key=lambda it: it.format != subject.name)
 
         def bound(**changes: object) -> Any:
             record = subject.catalogue.make(own, RecordContext(own.options(), 200))
@@ -130,6 +175,10 @@ class SegmentFormatTests(RoundTripTests):
         data, _ = written(damaged, numbered(3, b"body"))
         for scan in (damaged.scan(data), damaged.scan(data, check_body=lambda *_: True)):
             assert [spot.reason for spot in scan.damage] == ["damaged"] * 3
+        scan = bound().scan(data, check_body=lambda *_: False)
+        first = [*scan.damage, scan.end][0]
+        is_refused = (first.offset, first.reason) == (len(form.header), "invalid_message_body")
+        assert is_refused, f"a codec refuses the bodies of another record type, and the first that a scan reports is {first}"
 
     def test_types_and_a_wrong_header(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that ``types`` is 0, which is no type, for a record of a format that claims TYPED_RECORDS, or another
@@ -154,9 +203,10 @@ class SegmentFormatTests(RoundTripTests):
         if form.find_chain(data, len(form.header), length) is not None:
             for at, later in pairwise([*(record.offset for record in placed), None]):
                 assert at is not None
-                assert form.find_chain(data, at, length) == at
-                behind = form.find_chain(data, at + 1, length)
-                assert behind is None if later is None else (behind is not None and at < behind <= later)
+                found, behind = (form.find_chain(data, start, length) for start in (at, at + 1))
+                assert found == at, f"a record begins at {at}, and find_chain from there on gives {found}"
+                is_right = behind is None if later is None else behind is not None and at < behind <= later
+                assert is_right, f"the record behind {at} begins at {later}, and find_chain from {at + 1} on gives {behind}"
             assert form.find_chain(data, len(data), length) is form.find_chain(data, len(data) + 1, length) is None
         at = placed[before].offset
         if overwritten:  # the head of a record
@@ -165,23 +215,24 @@ class SegmentFormatTests(RoundTripTests):
             data = data[:at] + spot + data[at:]
             placed[before:] = [record._replace(offset=record.offset + len(spot)) for record in placed[before:]]
         with within():
-            found = salvaged(form, data)
-        phantoms = found - set(expected(placed))
+            salvage = salvaged(form, data)
+        phantoms = salvage - set(expected(placed))
         assume(not any(offset + size > placed[-8].offset for _, offset, size in phantoms))
-        assert set(expected(placed[:before])) <= found, "records before the spot are lost"
+        assert set(expected(placed[:before])) <= salvage, "records before the spot are lost"
         # Beside them a wrong size may swallow what comes next.
-        assert set(expected(placed[-8:])) <= found, "records behind the spot are lost"
+        assert set(expected(placed[-8:])) <= salvage, "records behind the spot are lost"
 
     @pytest.mark.parametrize("kind", HOSTILE)
-    def test_hostile_segments(self, form: SegmentFormat, kind: str) -> None:
+    def test_hostile_segments(self, subject: Subject, form: SegmentFormat, kind: str) -> None:
         """A failure means that hostile files can stop a reader: the time of ``scan`` or ``find_chain`` grows faster than the
-        file, or their memory is a large multiple of its size."""
-
+        file, or their memory is a large multiple of its size. Gaps that a compaction has filled are no hostile ones."""
+        if kind == "gaps that are filled":
+            subject.needs(Capability.COMPACTABLE)
         data = _hostile(form, kind, 4 * SIZE)
         calls: list[Callable[[bytes], object]] = [form.scan, partial(form.find_chain, start=0)]
         with within():
             for call in calls:
-                size = 3 * SIZE if kind == "smallest records" else SIZE  # so many that copies of the rest take long
+                size = SIZE * {"smallest records": 10, "gaps that are filled": 10}.get(kind, 1)  # copies of the rest take long
                 assert is_linear(lambda size: partial(call, _hostile(form, kind, size)), size), f"the time of {call}"  # noqa: B023
                 assert peak_of(partial(call, data)) <= MULTIPLE * len(data) + BESIDE, f"the memory of {call}"
             check_anything(form, data, len(form.header))

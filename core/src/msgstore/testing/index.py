@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
-import os
 import random
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,8 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from msgstore.contract import RESCUED_KEY, Capability, Index, IndexContext, IndexDescriptor
-from msgstore.files import Files
 from msgstore.locations import NUMBER_SHIFT, pack_location
-from msgstore.testing.faults import Listing, RecordingFiles, fail_syncs, file_size_limit, listing
+from msgstore.testing.faults import FailingFiles, Listing, RecordingFiles, fail_syncs, file_size_limit, listing, no_more_files
 from msgstore.testing.index_model import (
     IDS,
     NOTHING,
@@ -33,8 +29,10 @@ from msgstore.testing.index_model import (
     entries_of,
     loaded,
 )  # fmt: skip
+from msgstore.testing.index_process import ChildProcess
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.probes import LineInterleaver, damaged_at, tried
+from msgstore.testing.sources import tree
 from msgstore.testing.subjects import Subject
 
 ROUND = b"round"
@@ -106,16 +104,33 @@ class IndexTests(KitTests):
         assert found == sorted(found, key=locations.index), "get gave a location from before the last one"
         index.close(None)
 
+    def test_files_that_cannot_be_read_are_kept(self, place: IndexDirectory) -> None:
+        """A failure means that a store opens, and its index is rebuilt, as if its files were damaged, when they only cannot be
+        read: another program has them locked, or, as here, the process can open no more files. References would be lost."""
+        place.subject.needs(Capability.PERSISTENT)
+        index = opened(place)
+        index.freeze(STATE)
+        index.commit()
+        index.close(None)
+        before, saved, index = tree(place.directory), place.copy().saved(), place.make()
+        with no_more_files(), pytest.raises(OSError):  # noqa: PT011 - the text is the index's own
+            index.load()
+        with contextlib.suppress(OSError):
+            index.close(None)
+        assert tree(place.directory) == before, "load has changed files that it could not read"
+        assert place.saved() == saved
+
     @pytest.mark.parametrize("fails", [False, True], ids=["to its end", "and fails"])
     def test_changes_while_a_commit_runs(self, place: IndexDirectory, fails: bool) -> None:
         """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
         entries and the state are not those of any ``freeze``. A second thread changes entries in the midst of the commit. Or
-        that one that fails, because no file can grow, drops what is frozen meanwhile: the next one writes it, too."""
+        that one that fails, because no file can grow, drops what is frozen meanwhile, up to any of its steps: the next one
+        writes it, too."""
         place.subject.needs(Capability.PERSISTENT)
         index = opened(place)
         index.freeze(STATE)
         frozen = [(STATE, ENTRIES)]
-        changes = 0
+        changes, last_frozen = 0, 2**63
 
         def change() -> None:
             nonlocal changes
@@ -124,18 +139,21 @@ class IndexTests(KitTests):
             index.relocate([A], [changes], [changes + 1])
             index.release([A, *CHILD_IDS[changes % 9 :: 5], C])
             index.add_reference(B)
-            if changes % 2 == 0:
+            if changes % 2 == 0 and changes <= last_frozen:
                 newer = {b"%d" % (changes % 400): b"%d" % changes}
                 index.freeze(newer)
                 frozen.append(({**frozen[-1][0], **newer}, entries_of(index)))
 
         change()
-        if fails:
+        for steps in (2**63, 8, 32, 128) if fails else ():
+            last_frozen = changes + steps
+            index.freeze({})
+            frozen.append((frozen[-1][0], entries_of(index)))
             with file_size_limit(0), contextlib.suppress(OSError):
                 LineInterleaver(change).run(index.commit)
             index.commit()
             assert place.copy().saved() == frozen[-1], "what was frozen while a commit failed is not written by the next one"
-        else:
+        if not fails:
             LineInterleaver(change).run(index.commit)
         assert place.copy().saved() in frozen, "what a commit has written are not the entries and the state of one freeze"
         index.freeze({})
@@ -146,6 +164,41 @@ class IndexTests(KitTests):
         index.freeze({ROUND: None})
         index.commit()
         assert ROUND not in place.copy().saved()[0], "a key that was set and then removed before one commit is there again"
+        index.close(None)
+
+    def test_a_commit_that_has_failed_is_repeated(self, place: IndexDirectory) -> None:
+        """A failure means that a commit takes what has failed for done: the next one leaves it out, such as the deletion of the
+        snapshot, which is then taken for the truth after a crash."""
+        written = ({**STATE, ROUND: b"1"}, {**ENTRIES, D: (4, 1)})
+        for number in range(7):
+            opened(place).close(STATE)
+            index = place.make(files := FailingFiles())
+            index.load()
+            index.enter([D], [4])
+            index.freeze({ROUND: b"1"})
+            files.fail = number
+            with contextlib.suppress(OSError):
+                index.commit()
+            files.fail = None
+            index.commit()
+            found = place.copy().saved()
+            assert found == (written if place.subject.has(Capability.PERSISTENT) else NOTHING), f"after {files.failed} failed"
+            index.close(None)
+
+    @pytest.mark.parametrize("fails", ["locations", "references"])
+    def test_an_enter_that_raises(self, place: IndexDirectory, fails: str) -> None:
+        """A failure means that an ``enter`` that raises has entered a part: an id of the batch would have a location that the
+        engine counts as free. Read both iterables to their ends before the first change. Or that the next one, which replaces
+        entries, leaves some with the references that they had, more or fewer."""
+        index = opened(place)
+        given = {"locations": iter([5, 6, 7]), "references": iter([2, 3, 4])}
+        given[fails] = (8 // at for at in (2, 1, 0))
+        with pytest.raises(ZeroDivisionError):
+            index.enter([A, D, B], given["locations"], given["references"])
+        assert_index_equals(index, ENTRIES, IDS)
+        assert len(index) == len(ENTRIES), "len counts an entry of an enter that has raised"
+        index.enter([A, D, B], [5, 6, 7], [2, 3, 1])
+        assert_index_equals(index, ENTRIES | {A: (5, 2), D: (6, 3), B: (7, 1)})
         index.close(None)
 
     def test_what_freeze_sets_aside(self, place: IndexDirectory) -> None:
@@ -189,7 +242,12 @@ class IndexTests(KitTests):
                 index = place.make()
                 found = loaded(index)
                 refused = (found == NOTHING and len(index) == 0) or RESCUED_KEY in found[0]
-                assert refused or found == (STATE, ENTRIES), f"{path.name}, {len(damaged)} of {len(whole)} bytes"
+                changed = [
+                    f"byte {at} is changed" for at, pair in enumerate(zip(damaged, whole, strict=False)) if len({*pair}) > 1
+                ]
+                what = (*changed, f"there are {len(damaged)} of {len(whole)} bytes")[0]
+                has = f"load has returned {found[0] or None}, and {len(found[1])} entries are there"
+                assert refused or found == (STATE, ENTRIES), f"{path.name}, {what}: {has}"
                 index.freeze({})
                 index.commit()
                 index.enter([D], [4])
@@ -240,28 +298,34 @@ class IndexTests(KitTests):
     def test_a_killed_process_leaves_whole_commits(self, place: IndexDirectory) -> None:
         """A failure means that a killed process leaves entries of one commit and state of another, or less than the last commit
         that returned. A run does not always hit the same commit: look at what was found. The process is stopped many times,
-        anywhere in its work, and the directory is copied as it is."""
+        anywhere in its work, and the directory is copied as it is. Or that ``read_only`` repairs the files that it reads."""
         place.subject.needs(Capability.PERSISTENT)
         with ChildProcess(place, _commit_rounds) as child:
             for number in range(40):
                 time.sleep(number / 5000)  # so that the child is stopped at 40 different moments
                 with child.stopped() as done:
-                    found = place.copy().saved()
+                    copy = place.copy()
+                before, reader = tree(copy.directory), copy.make(read_only=True)
+                read = loaded(reader)
+                reader.close(None)
+                assert tree(copy.directory) == before, f"after commit {done}: an index that is read-only changes files"
+                assert read in (committed(done), committed(done + 1)), f"after commit {done}, read-only: {read[0]}"
+                found = copy.saved()
                 assert found in (committed(done), committed(done + 1)), f"after commit {done}: {found[0]}"
             done = child.kill()
         assert place.saved() in (committed(done), committed(done + 1)), f"killed after commit {done}"
 
     def test_a_reader_in_another_process(self, place: IndexDirectory) -> None:
         """A failure means that a reader fails or creates files before the first commit; that one of its calls sees half of a
-        commit, or less than the call before; that it keeps the writer from committing; or that its own changes are not seen
-        on top, survive another ``load``, or reach the disk."""
+        commit, or less than the call before; that it keeps the writer from committing; that its own changes are not seen on
+        top, survive another ``load``, or reach the disk; or that it stays with files that a new writer has set aside."""
         place.subject.needs(Capability.LIVE_READS)
         index = place.make(read_only=True, live=True)
         assert loaded(index) == NOTHING
         assert list(place.directory.iterdir()) == []
         mine, gone = bytes(16), CHILD_IDS[1]
         with ChildProcess(place, _commit_rounds) as child:
-            first = newest = int((index.load() or {})[ROUND])
+            first, newest = 0, int((index.load() or {})[ROUND])
             latest = time.monotonic() + 30
             for call in itertools.count():
                 found = entries_of(index)
@@ -269,6 +333,7 @@ class IndexTests(KitTests):
                 assert found == committed(round_)[1], "one call sees two commits"
                 assert round_ >= newest, "older than what was seen before"
                 newest = round_
+                first = first or round_  # not that of the load: on a loaded machine the writer is far ahead by now
                 if call >= 60 and (newest > first + 3 or time.monotonic() > latest):
                     break
             assert newest > first + 3, "the writer makes no progress, or the reader does not see it"
@@ -281,6 +346,13 @@ class IndexTests(KitTests):
         assert last in (committed(done), committed(done + 1))
         assert_index_equals(index, last[1], [mine])
         assert len(index) == len(last[1])
+        for path in place.directory.iterdir():
+            path.rename(path.with_name(f"aside-{path.name}"))
+        with ChildProcess(place, _commit_rounds) as child:
+            done = child.kill()
+        last = committed(int((index.load() or {})[ROUND]))
+        assert last in (committed(done), committed(done + 1)), "a load does not open the files of the new writer"
+        assert_index_equals(index, last[1], [mine])
         index.enter([mine], [7])
         index.close({b"not": b"saved"})
         assert place.saved() == last, "a reader's changes reach the disk"
@@ -334,47 +406,3 @@ def _save_without_syncs(descriptor: IndexDescriptor, context: IndexContext, pare
         index.close(STATE)
         unsynced.append("close")
     parent.send(unsynced if is_possible else None)
-
-
-class ChildProcess:
-    """A process that calls ``work(descriptor, context, connection)``. ``last`` is what it has sent last."""
-
-    def __init__(self, place: IndexDirectory, work: Callable[..., None], **context: Any) -> None:
-        """Waits for the first message. Raises EOFError if the index has failed."""
-        processes = multiprocessing.get_context("spawn")
-        self._received, sent = processes.Pipe(duplex=False)
-        made = IndexContext(place.subject.made_options, place.directory, Files(), **context)
-        self._process = processes.Process(target=work, args=(place.subject.descriptor, made, sent), daemon=True)
-        self._process.start()
-        sent.close()
-        self.last = self._received.recv()
-
-    def _receive(self) -> Any:
-        with contextlib.suppress(EOFError, OSError):
-            while self._received.poll():
-                self.last = self._received.recv()
-        return self.last
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[Any]:
-        """Stop the process for the block, which gets ``last``. Its files are as if it had been killed."""
-        assert self._process.pid
-        os.kill(self._process.pid, signal.SIGSTOP)
-        os.waitpid(self._process.pid, os.WUNTRACED)
-        try:
-            yield self._receive()
-        finally:
-            os.kill(self._process.pid, signal.SIGCONT)
-
-    def kill(self) -> Any:
-        """Return ``last``."""
-        self._process.kill()
-        self._process.join()
-        return self._receive()
-
-    def __enter__(self) -> ChildProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        self._received.close()

@@ -228,7 +228,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         """Let a file operation of a call fail. Whether it raised: then, and after a crash inside the operation, the index may
         find what was durable before, or ``saved``."""
         number, self.files.error = failure
-        is_limited = number is not None and (self.files.error == errno.EFBIG or not self.files.changes())
+        is_limited = number is not None and self.files.error == errno.EFBIG
         self.files.fail, self.files.failed = None if is_limited else number, ""
         self.found.clear()
         try:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import multiprocessing
 import random
 import signal
 import sys
 import threading
 import time
+import traceback
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+T = TypeVar("T")
 Batch = list[tuple[bytes, bytes]]
 """(id, body) of each message; ids differ."""
 THREADS, ROUNDS = 8, 20
@@ -64,11 +71,15 @@ def flipped(data: bytes, bit: int) -> bytes:
     return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
+LARGE_NUMBERS = (b"\xff" * 4, b"\x7f\xff\xff\xff")
+"""Sizes that nothing has, without a sign and with one."""
+
+
 def damaged_at(data: bytes, at: int) -> Iterator[bytes]:
     """Return copies that are the same up to the offset ``at``: cut off, one bit flipped, and another number there."""
     yield data[:at]
     yield from (flipped(data, 8 * at + bit) for bit in range(8))
-    for number in (b"\xff" * 4, b"\x7f\xff\xff\xff", bytes(4)):
+    for number in (*LARGE_NUMBERS, bytes(4)):
         yield (data[:at] + number + data[at + 4 :])[: len(data)]
 
 
@@ -116,17 +127,46 @@ def is_linear(prepared: Callable[[int], Callable[[], object]], size: int) -> boo
 
 def peak_of(call: Callable[[], object]) -> int:
     """Return the most bytes that a call had allocated at one time."""
+    return measured(call)[1]
+
+
+def measured(call: Callable[[], T]) -> tuple[T, int]:
+    """Return the result of a call, and the most bytes that it had allocated at one time."""
     started = not tracemalloc.is_tracing()
     if started:
         tracemalloc.start()
     try:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        call()
-        return tracemalloc.get_traced_memory()[1] - before
+        result = call()
+        return result, tracemalloc.get_traced_memory()[1] - before
     finally:
         if started:
             tracemalloc.stop()
+
+
+def steps_of(call: Callable[[], object]) -> int:
+    """Return the number of lines of Python that a call runs, also those that run again."""
+    steps = 0
+
+    def trace(_: FrameType, event: str, __: object) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return trace
+
+    usual = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(usual)
+    return steps
+
+
+def open_files() -> int:
+    """Return how many files this process has open."""
+    gc.collect()
+    return len([*Path("/dev/fd").iterdir()])
 
 
 CLOCKS = {"time", "time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
@@ -166,7 +206,27 @@ def eager_switching(seconds: float = 1e-6) -> Iterator[None]:
 
 
 def run_in_parallel(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
-    """Call ``run(thread number)`` ``rounds`` times on each of ``THREADS`` threads, which begin together."""
+    """Call ``run(thread number)`` ``rounds`` times on each of ``THREADS`` threads, which begin together. They are in a process
+    of their own: a library in C whose state they share may end it."""
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+
+    def work() -> None:
+        try:
+            _run_in_parallel(run, rounds)
+        except BaseException:
+            sending.send(traceback.format_exc())
+
+    with receiving, warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not matter here
+        child = multiprocessing.get_context("fork").Process(target=work)
+        with sending:
+            child.start()
+        with contextlib.suppress(EOFError):
+            pytest.fail(f"calls on {THREADS} threads at once: {receiving.recv()}")
+    child.join()
+    assert child.exitcode == 0, f"calls on {THREADS} threads at once end the process: exit code {child.exitcode}"
+
+
+def _run_in_parallel(run: Callable[[int], None], rounds: int) -> None:
     begin = threading.Barrier(THREADS)
 
     def go_on(number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, zip_longest
 from random import Random
@@ -14,6 +15,7 @@ import pytest
 from msgstore.contract import (
     BoundRecord,
     Buffer,
+    Capability,
     Columns,
     CompactableFormat,
     FormatContext,
@@ -125,6 +127,13 @@ def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: S
         check_body(form.decode(record.msg_id, data[record.offset : record.end]), record.body, "decode")
 
 
+def check_framed(subject: Subject, form: SegmentFormat, data: Buffer, placed: Sequence[Placed]) -> None:
+    found = ((record, form.body_span(data, record.offset, record.size)) for record in placed)
+    frames = {(begin - record.offset, record.end - end) for record, (begin, end) in found}
+    framed = len(frames) < 2 or not subject.has(Capability.FRAMED)
+    assert framed, f"FRAMED is claimed, bytes in front of a body and behind it are {', '.join(map(str, sorted(frames)))}"
+
+
 def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int = 0) -> None:
     """Check a scan of any bytes: each byte from ``start`` to the end is reported once, records can be read, ids come once."""
     end, total = scan.end, len(data)
@@ -150,7 +159,9 @@ def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int 
     assert len(set(known)) == len(known), "an id stands twice in records: later copies belong into duplicates"
     assert set(scan.duplicates.id_list()) <= set(known), "duplicates has an id that records does not have"
     for msg_id, offset, size in (*rows(scan.records), *rows(scan.duplicates)):
-        body, decoded = body_at(form, data, offset, size), form.decode(msg_id, data[offset : offset + size])
+        body, decoded = body_at(form, data, offset, size), outcome(form, msg_id, data[offset : offset + size])
+        what = f"a scan, or the check of a record type, misses at {offset} what decode refuses as {decoded}"
+        assert isinstance(decoded, bytes), what
         assert decoded == body, f"decode gives {shown(decoded)}, and body_span {shown(body)}"
 
 
@@ -166,12 +177,26 @@ def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
         assert len(scan.records) or scan.damage, f"no record at {found}, where find_chain has found some"
 
 
+@contextlib.contextmanager
+def mapped(data: bytes) -> Iterator[Buffer]:
+    """Give the same bytes in an ``mmap``, which cannot be closed while a view of it is held. No bytes cannot be mapped."""
+    if not data:
+        yield data
+        return
+    with mmap.mmap(-1, len(data)) as copy:
+        copy.write(data)
+        yield copy
+
+
 def check_spoilt(form: SegmentFormat, data: bytes, placed: Sequence[Placed]) -> SegmentScan:
-    """Scans, with a codec or without, and reads detect the same damage in records whose type, size and id are intact. Return
-    the scan."""
-    scan = form.scan(data)
+    """Scans, with a codec or without, of bytes or of an ``mmap``, and reads detect the same damage in records whose type, size
+    and id are intact. Return the scan."""
+    scan, begin = form.scan(data), len(form.header)
     check_scan(form, data, scan)
     assert form.scan(data, check_body=lambda *_: True) == scan, "with a codec that finds no damage, a scan finds another"
+    with mapped(data) as copy:
+        assert form.scan(copy) == scan, "a scan of an mmap differs from that of the same bytes"
+        assert form.find_chain(copy, begin) == form.find_chain(data, begin), "in an mmap, find_chain finds something else"
     damaged = {(spot.offset, spot.size) for spot in scan.damage}
     for record in placed:
         is_damaged = (record.offset, record.size) in damaged
@@ -259,14 +284,15 @@ class Compacted:
                     assert inside, f"{len(chunk)} bytes at {offset} are not in the gap of {size} bytes at {begin}"
                     pieces += _by_sector(offset, chunk)
         state = self.data
-        for pieces in steps:
+        for step, pieces in zip(("prepare", "inside", "seal"), steps, strict=True):
+            torn = f"{step} is torn between {SECTOR}-byte sectors, or between its writes"
             for number in range(len(pieces) + 1):
-                self.check(_after(state, pieces[:number]))
-                self.check(_after(state, pieces[number:]))
+                self.check(_after(state, pieces[:number]), torn)
+                self.check(_after(state, pieces[number:]), torn)
             for _ in range(3):
-                self.check(_after(state, [piece for piece in pieces if random.getrandbits(1)]))
+                self.check(_after(state, [piece for piece in pieces if random.getrandbits(1)]), torn)
             state = _after(state, pieces)
-        found = self.check(state)
+        found = self.check(state, "all is written")
         for at, _, moved in self.gaps:
             for record in moved:
                 assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
@@ -277,18 +303,19 @@ class Compacted:
                 assert self.form.scan(state[:end]).end == ScanEnd("clean", end), f"with {end} bytes, the segment is not clean"
         return state
 
-    def check(self, state: bytes) -> set[Row]:
+    def check(self, state: bytes, when: str) -> set[Row]:
         """Every record outside the gaps is found where it is, and of each id the copy that counts is whole."""
         scan = self.form.scan(state)
         check_scan(self.form, state, scan)
         found = {*rows(scan.records), *rows(scan.duplicates)}
         lost = [f"{row[0].hex()} at {row[1]}" for row in expected(self.live) if row not in found]
         gaps = ", ".join(f"{size} bytes at {at}, {len(moved)} records moved there" for at, size, moved in self.gaps)
-        assert not lost, f"not found: {', '.join(lost)}; the scan ended at {scan.end}, the gaps are {gaps}"
+        assert not lost, f"{when}, not found: {', '.join(lost)}; the scan ended at {scan.end}, the gaps are {gaps}"
         bodies = {record.msg_id: record.body for record in self.live}
         for msg_id, offset, size in rows(scan.records):
             if msg_id in bodies:
-                check_body(self.form.decode(msg_id, state[offset : offset + size]), bodies[msg_id], f"the record at {offset}")
+                found_body = self.form.decode(msg_id, state[offset : offset + size])
+                check_body(found_body, bodies[msg_id], f"{when}, the record at {offset}")
         return found
 
 

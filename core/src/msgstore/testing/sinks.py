@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import shutil
 import sys
 import warnings
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
+import attrs
 import pytest
 
-from msgstore.contract import Capability, MessageBatch, MsgStoreError, QueueName, SinkContext
-from msgstore.testing.faults import fail_syncs
+from msgstore.contract import STATES, Capability, MessageBatch, MsgStoreError, QueueName, SinkContext, StoreError
+from msgstore.jobs.messages.checked import CheckedSink
+from msgstore.jobs.messages.sources import SourceSpec, open_source
+from msgstore.option_values import Backend
+from msgstore.testing.faults import fail_syncs, file_size_limit
 from msgstore.testing.plugin import KitTests, skip_without
+from msgstore.testing.probes import open_files
 from msgstore.testing.sources import tree
 from msgstore.testing.subjects import Subject
 
+NAMES = (
+    QueueName("kit"), QueueName("kit", "/", "a", 0), QueueName("kit", "v", "a/b"), QueueName("kit", queue=""),
+    QueueName("kit", queue="../up"), QueueName("kit", queue="n" * 300), QueueName("kit", queue="\udcff\0"),
+)  # fmt: skip
+"""Names of queues as some systems have them. What a name is as a path must not matter."""
 BODIES = (b"", b"text", bytes(range(256)), b"\xff" * 5000, "ümlaut\n".encode(), b"\0")
 
 NEAR = b"|\0|a|A|a |a\0|a\n|a\r\n|\xfe|\xff".split(b"|")
@@ -40,6 +54,19 @@ def sample_batch(queue: str, first: int, count: int, body: bytes | None = None) 
     )
 
 
+def full_batch(batch: MessageBatch) -> MessageBatch:
+    """Return a batch of an even length with all states, and more columns, which have a value in each second row."""
+    values = {
+        "sequences": 1, "ids": "1f" * 16, "exchanges": "e", "routing_keys": ["k"], "properties": {"p": 1}, "verified": True,
+        "headers": {"h": [None]}, "timestamps_ms": 1_700_000_000_000, "expiries_ms": 1_700_000_000_001,
+    }  # fmt: skip
+    columns: dict[str, Any] = {name: [value, None] * (len(batch) // 2) for name, value in values.items()}
+    return attrs.evolve(batch, states=[STATES[row % len(STATES)] for row in range(len(batch))], **columns)
+
+
+Synced = dict[int, int | set[str]]
+
+
 class SinkTests(KitTests):
     kinds = ("sink",)
 
@@ -50,36 +77,63 @@ class SinkTests(KitTests):
         (tmp_path / "one").mkdir()
         return tmp_path / "one" / "content"
 
-    def test_an_interrupted_conversion_has_the_same_result(self, subject: Subject, place: Path, tmp_path: Path) -> None:
+    @pytest.fixture
+    def synced(self, monkeypatch: pytest.MonkeyPatch) -> Synced:
+        """Inode to the size, or the names in it, with which Python has last synced it."""
+        sizes: Synced = {}
+
+        def noted(call: Any, file: Any) -> None:
+            call(file)
+            status = os.fstat(file if isinstance(file, int) else file.fileno())
+            sizes[status.st_ino] = {entry.name for entry in os.scandir(file)} if S_ISDIR(status.st_mode) else status.st_size
+
+        for name in {"fsync", "fdatasync"} & {*dir(os)}:
+            monkeypatch.setattr(os, name, partial(noted, getattr(os, name)))
+        return sizes
+
+    @pytest.mark.parametrize("limits", [(), (0, 64, 4096)], ids=["", "and by a finish that fails"])
+    def test_an_interrupted_conversion_has_the_same_result(
+        self, subject: Subject, place: Path, tmp_path: Path, limits: tuple[int, ...]
+    ) -> None:
         """A failure means that messages are lost or written twice when a conversion continues after a crash, at a flush or at
-        the end: what was written after the last flush is discarded, and ``finish`` can be called again. Or that a later flush
-        changes the token of an earlier one."""
+        the end: what was written after the last flush is discarded, other messages, too, and ``finish`` can be called again,
+        also if it has failed because no file could grow. Or that a later flush changes the token of an earlier one."""
         parts = [sample_batch("a", 0, 20), sample_batch("a", 20, 20), sample_batch("b", 0, 20)]
         whole, tokens = self._sink(subject, place, None), []
         for part in parts:
             whole.write(accepted(whole, part))
             flushed = whole.flush()
-            tokens.append((flushed, dict(flushed)))
+            tokens.append((flushed, json.dumps(flushed)))
         whole.finish()
         whole.close()
-        assert all(flushed == was for flushed, was in tokens), "a flush changes the token of the one before"
+        assert all(json.dumps(flushed) == was for flushed, was in tokens), "a flush changes the token of the one before"
         (tmp_path / "two").mkdir()
         other, token = tmp_path / "two" / "content", None
         for number, part in enumerate(parts):
             for interrupted in (True, False):
                 sink = self._sink(subject, other, token)
-                sink.write(accepted(sink, part))
+                for batch in (part, sample_batch("a", 60, 20), sample_batch("c", 0, 20)) if interrupted else (part,):
+                    sink.write(accepted(sink, batch))
                 if not interrupted:
                     token = json.loads(json.dumps(sink.flush()))
+                    for limit in limits if part is parts[-1] else ():
+                        with file_size_limit(limit), suppress(MsgStoreError, OSError):
+                            sink.finish()
+                        sink.close()
+                        sink = self._sink(subject, other, token)
+                    if part is parts[-1]:
+                        sink.finish()
                 sink.close()
             assert token is not None, number
+        check_same(other, place)
         for _ in range(2):
             complete(self._sink(subject, other, token))
-        assert contents(other) == contents(place)
+        check_same(other, place)
 
-    def test_parts_are_joined_in_their_order(self, subject: Subject, place: Path, tmp_path: Path) -> None:
+    def test_parts_are_joined_in_their_order(self, subject: Subject, place: Path, tmp_path: Path, synced: Synced) -> None:
         """A failure means that a conversion on several machines loses messages, or changes their order, which is that of the
-        call. Or that a part that is not complete, or not there, raises something else than StoreError or OSError."""
+        call; or that a flush does not sync what was joined. Or that a part that is not complete, or not there, raises
+        something else than StoreError or OSError."""
         if Capability.JOINS not in subject.descriptor.capabilities:
             skip_without("joined parts")
         (tmp_path / "parts").mkdir()
@@ -96,14 +150,16 @@ class SinkTests(KitTests):
         joined = self._sink(subject, tmp_path / "joined", None)
         joined.join(parts[:1])
         joined.join(parts[1:])
+        joined.flush()
+        check_synced(tmp_path / "joined", synced)
         complete(joined, whole)
-        assert contents(tmp_path / "joined") == contents(place)
+        check_same(tmp_path / "joined", place)
         unfinished = self._sink(subject, tmp_path / "unfinished", None)
         unfinished.write(accepted(unfinished, batches[0]))
         unfinished.flush()
         unfinished.close()
         for number, part in enumerate(("unfinished", "absent")):
-            with closing(self._sink(subject, tmp_path / f"joined{number}", None)) as sink, suppress(MsgStoreError, OSError):
+            with closing(self._sink(subject, tmp_path / f"joined{number}", None)) as sink, suppress(StoreError, OSError):
                 sink.join([str(tmp_path / part)])
 
     def test_different_bodies_are_written_differently(self, subject: Subject, tmp_path: Path, place: Path) -> None:
@@ -146,16 +202,61 @@ class SinkTests(KitTests):
         assert child.exitcode != 11, "flush returns although no sync succeeds"
         assert child.exitcode == 0, "it fails in a process of its own"
 
+    def test_a_flush_syncs_each_file(self, subject: Subject, place: Path, synced: Synced) -> None:
+        """A failure means that a power loss takes away what a token promises: a file with bytes that no sync has covered, or a
+        name in a directory that was not synced since, also at a later flush. Only for a sink that syncs with ``os.fsync`` or
+        ``os.fdatasync``."""
+        with closing(self._sink(subject, place, None)) as sink:
+            for queue in "ab":
+                sink.write(accepted(sink, sample_batch(queue, 0, 20)))
+                sink.flush()
+                check_synced(place, synced)
+
     def test_what_is_refused_is_not_written(self, subject: Subject, place: Path) -> None:
-        """A failure means that ``refused`` writes, or that it does not say the same twice: the counts of a conversion would be
-        wrong."""
-        batch = sample_batch("a", 0, 30)
+        """A failure means that ``refused`` writes, that it does not say the same twice, or that it gives positions instead of
+        rows: the counts of a conversion would be wrong."""
+        batch = attrs.evolve(sample_batch("a", 0, 30), positions=range(900, 930))
         with closing(self._sink(subject, place, None)) as sink:
             before = tree(place.parent)
             first = list(sink.refused(batch))
             assert list(sink.refused(batch)) == first
-            assert all(0 <= row < 30 and reason for row, reason in first)
+            assert all(reason for _, reason in first)
             assert tree(place.parent) == before, "refused has written something"
+
+    def test_any_message_is_written_or_refused(self, subject: Subject, place: Path, tmp_path: Path) -> None:
+        """A failure means that a conversion ends with an error at a message without a time, with a value that others have
+        not, or in another state than ``ready``; or at a queue whose name is not one of a file, or that such a name makes a
+        file beside the destination. Or that ``close`` leaves a file open."""
+        batch, were_open = sample_batch("a", 0, 10), open_files()
+        plain = attrs.evolve(batch, timestamps_ms=None, headers=None)
+        sink = self._sink(subject, place, None)
+        for name in NAMES:
+            for number, part in enumerate((plain, batch, full_batch(batch))):
+                part = attrs.evolve(part, name=name, positions=range(10 * number, 10 * number + 10))
+                if len(taken := accepted(sink, part)):
+                    sink.write(taken)
+            sink.flush()
+        complete(sink)
+        assert open_files() <= were_open, "close leaves a file open"
+        others = [path for path in tmp_path.rglob("*") if path != place.parent and not str(path).startswith(str(place))]
+        assert not others, f"it writes beside its destination: {others[0]}"
+
+    def test_what_is_lost_is_an_error(self, subject: Subject, place: Path) -> None:
+        """A failure means that a conversion that continues goes on without what was written before, or with zeros in its
+        place; or that nothing is said if the disk is full."""
+        with closing(self._sink(subject, place, None)) as sink:
+            sink.write(accepted(sink, sample_batch("a", 0, 20)))
+            token = json.loads(json.dumps(sink.flush()))
+        shutil.rmtree(place.parent)
+        place.parent.mkdir()
+        with pytest.raises((StoreError, OSError)):
+            self._sink(subject, place, token).close()
+        sink = self._sink(subject, place, None)
+        with file_size_limit(64), suppress(StoreError, OSError):
+            sink.write(accepted(sink, sample_batch("a", 0, 1, bytes(range(11, 256)))))
+            pytest.fail(f"no file can have more than 64 bytes, and flush returns {sink.flush()}")
+        with suppress(StoreError, OSError):
+            sink.close()
 
     def test_nothing_is_a_destination_too(self, subject: Subject, place: Path) -> None:
         """A failure means that a conversion of no messages has no result."""
@@ -169,7 +270,39 @@ class SinkTests(KitTests):
     def _sink(self, subject: Subject, place: Path, token: Any) -> Any:
         target = str(place.parent / "target")
         context = SinkContext(destination=str(place), target=target, options=subject.made_options, token=token)
-        return subject.make(context)
+        return CheckedSink(subject.make(context), subject.catalogue, subject.descriptor, target)
+
+
+class RoundTripTests(KitTests):
+    """A source and the sink of the same name."""
+
+    kinds = ("source", "sink")
+
+    def test_the_source_reads_what_the_sink_writes(self, subject: Subject, tmp_path: Path) -> None:
+        """A failure means that the source gives other bodies than the sink was given, or that a queue has to fit into memory:
+        many large bodies come in one batch."""
+        other = "sink" if subject.kind == "source" else "source"
+        if subject.name not in subject.catalogue.names(other):
+            skip_without(f"a {other} of the same name")
+        descriptor = getattr(subject.catalogue, other)(subject.name)
+        mate = attrs.evolve(subject, kind=other, descriptor=descriptor, options=dict(descriptor.examples[0]))
+        source, writer = (subject, mate) if other == "sink" else (mate, subject)
+        if writer.descriptor.schemes:
+            skip_without("a destination that is a path")
+        place = tmp_path / "content"
+        options = writer.made_options
+        sink = writer.make(SinkContext(destination=str(place), target=str(tmp_path / "target"), options=options))
+        given = [*NEAR, *(bytes([number]) * 2**20 for number in b"many large bodies")]
+        batch = accepted(sink, attrs.evolve(sample_batch("a", 0, len(given)), bodies=given))
+        sink.write(batch)
+        complete(sink)
+        spec = SourceSpec(str(place), Backend(source.name, source.options), 0, False)
+        with open_source(spec, source.catalogue) as opened:
+            items = [item for info in opened.queues() for item in opened.messages(info.name, 0, None)]
+        found = [item.bodies for item in items if isinstance(item, MessageBatch)]
+        assert sorted(body for bodies in found for body in bodies) == sorted(batch.bodies)
+        largest = max(sum(map(len, bodies)) for bodies in found)
+        assert largest <= 12 * 2**20, f"a batch has {largest:,} bytes"
 
 
 def complete(*sinks: Any) -> None:
@@ -182,6 +315,24 @@ def complete(*sinks: Any) -> None:
 def accepted(sink: Any, batch: MessageBatch) -> MessageBatch:
     refused = dict(sink.refused(batch))
     return batch.take([row for row in range(len(batch)) if row not in refused])
+
+
+def check_same(place: Path, whole: Path) -> None:
+    found, wanted = contents(place), contents(whole)
+    others = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+    assert not others, f"without an interruption, or a join, there is another content of {', '.join(others[:9])}"
+
+
+def check_synced(place: Path, synced: Synced) -> None:
+    """Fail if a file with bytes, or a directory that the sink made, was not synced since it has its size, or its names."""
+    for path in [place, *place.rglob("*")] if synced and place.exists() else ():
+        status = path.stat()
+        if path.is_dir():
+            is_synced = synced.get(status.st_ino) == {entry.name for entry in path.iterdir()}
+            assert is_synced, f"flush does not sync the directory {path.relative_to(place.parent)} as it is"
+        elif status.st_size:
+            size, what = synced.get(status.st_ino), path.relative_to(place.parent)
+            assert size == status.st_size, f"flush returns, and of {what} {size or 0} bytes of {status.st_size} are synced"
 
 
 def contents(place: Path, size: int = -1) -> dict[str, object]:

@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
-from msgstore.config import structure
 from msgstore.contract import Capability, Descriptor
+from msgstore.option_values import structure
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import HOOKS, Observer, Provider, Registration
 from msgstore.testing.plugin import KitTests, skip_without
@@ -127,7 +127,7 @@ class DescriptorTests(KitTests):
         an option is needed, and ``examples`` does not give it."""
         copy, summary = pickle.loads(pickle.dumps(subject.descriptor)), subject.descriptor.summary
         assert (copy, hash(copy)) == (subject.descriptor, hash(subject.descriptor))
-        assert len(summary.splitlines()) == 1 <= len(summary.strip()), f"summary is {summary!r}"
+        assert len(summary.splitlines()) == 1 <= len(summary.strip()), f"summary is {summary!r}, not one line of text"
         assert isinstance(subject.made_options, subject.descriptor.options)
 
     def test_registering_it_imports_no_work(self, subject: Subject) -> None:

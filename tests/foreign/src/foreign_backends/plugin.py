@@ -1,9 +1,9 @@
-"""Registration of the format ``ledger`` and the index ``sqlite``."""
+"""Registration of the format ``ledger``."""
 
 from __future__ import annotations
 
 from msgstore import hookimpl
-from msgstore.contract import Capability, IndexDescriptor, SegmentFormatDescriptor
+from msgstore.contract import Capability, SegmentFormatDescriptor
 
 
 @hookimpl
@@ -17,18 +17,5 @@ def msgstore_segment_formats() -> list[SegmentFormatDescriptor]:
             generation=1,  # as v1: a store that writes v2 migrates ledgers
             capabilities=frozenset({Capability.SELF_DESCRIBING, Capability.COMPACTABLE, Capability.VERBATIM}),
             summary="header of 4 KiB, keys of any length, checksums",
-        )
-    ]
-
-
-@hookimpl
-def msgstore_indexes() -> list[IndexDescriptor]:
-    return [
-        IndexDescriptor(
-            name="sqlite",
-            contract=(1, 0),
-            factory="foreign_backends.sqlite:SqliteIndex",
-            capabilities=frozenset({Capability.PERSISTENT}),
-            summary="persistent, in memory and in one SQLite file",
         )
     ]

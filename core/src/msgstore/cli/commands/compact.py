@@ -13,7 +13,6 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.commands.salvage import run_salvage
 from msgstore.cli.commands.scan import span_reports
-from msgstore.config import Backend
 from msgstore.contract import ConfigError, StoreError
 from msgstore.directory import has_settings
 from msgstore.engine.compact.gc_context import CollectionResult
@@ -25,6 +24,7 @@ from msgstore.jobs.output.staging_directory import StagingDirectory, check_desti
 from msgstore.jobs.reading.segment_check import UnreadableSegmentError, opening
 from msgstore.jobs.reports import SpanReport, sums
 from msgstore.jobs.salvage import plan_salvage
+from msgstore.option_values import Backend
 from msgstore.scan import scan_file
 
 _FIRST = 2

@@ -22,11 +22,11 @@ from msgstore.cli.message_options import (
     to_sink,
 )
 from msgstore.cli.output import count, plural
-from msgstore.config import Backend, backend_of
 from msgstore.contract import QueueInfo
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.conversion_report import ConvertReport
 from msgstore.jobs.workers import worker_catalogue
+from msgstore.option_values import Backend, backend_of
 
 to_runner = options.bundle(
     "runner",

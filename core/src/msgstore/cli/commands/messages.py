@@ -38,7 +38,7 @@ def ls(store: options.StoreArgument, fields: bool, out: output.Output) -> None:
     digits = max(shutil.get_terminal_size().columns - _HASH_COLUMN - 1, 8) if sys.stdout.isatty() else 64
     with store.find().open("r") as opened, out.lines() as line:
         if not out.as_json:
-            line(_ROW.format("id", "file", "offset", "size", "refs", "record" if fields else "sha256 of the body"))
+            line(_ROW.format("id", "file", "offset", "size", "refs", "record" if fields else "sha256 of the stored body"))
         stats = opened.stats()
         damaged = bool(stats.recovery.damaged or stats.quarantined)
         for entry in opened.entries():

@@ -34,9 +34,10 @@ KINDS = ("record-type", "format", "index", "gc-policy", "body-codec", "source", 
 @click.command(name="new-plugin")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
+@click.option("--summary", metavar="TEXT", help="What the plugin does, in one line. Default: what its sample does.")
 @options.file("--into", metavar="DIR", default=Path(), help="Parent of the new directory. It must exist.")
 @options.as_json
-def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
+def new_plugin(kind: str, name: str, summary: str | None, into: Path, out: output.Output) -> None:
     """Write the start of a plugin: a distribution that can be installed, works, and passes its tests.
 
     NAME is the name of the distribution, of its directory, and of the backend in a configuration, or of the command. The
@@ -45,11 +46,15 @@ def new_plugin(kind: str, name: str, into: Path, out: output.Output) -> None:
     \b
     Examples:
       msgstore new-plugin record-type acme-audit
-      msgstore new-plugin index acme-sqlite --into plugins
+      msgstore new-plugin index acme-sqlite --summary "entries in one SQLite file" --into plugins
     """
     # The differences of the kind: its noun, the module ``part`` with the implementation, the ``library`` that it imports, texts
     # of the README, and its kind in the ``catalogue``, unless it has no name there.
     words = tomllib.loads((_SKELETONS / kind / "skeleton.toml").read_text(encoding="utf-8"))
+    if summary is not None:
+        if not summary.isprintable() or not summary.strip() or set(summary) & {'"', "\\"}:
+            raise click.BadParameter(f"the summary {summary!r} is not one line of text without '\"' and '\\'")
+        words["summary"] = summary.strip().rstrip(".")
     for error in _name_errors(kind, name, words):
         raise click.BadParameter(error)
     target = into / name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -12,13 +13,15 @@ from typing import Any
 
 import attrs
 import click
+from click.exceptions import Exit
 from rich.text import Text
 
 from msgstore.cli import options, output
 from msgstore.cli.option_texts import hinted_fields, toml_type, toml_value
-from msgstore.config import Backend, StoreConfig, read_config, store_config, structure
+from msgstore.config import StoreConfig, read_config, store_config
 from msgstore.contract import (
     BodyCodecDescriptor,
+    BrokenPlugin,
     CommandDescriptor,
     ConfigError,
     Descriptor,
@@ -29,24 +32,33 @@ from msgstore.contract import (
     RecordContext,
     RecordTypeDescriptor,
     SegmentFormatDescriptor,
+    SinkContext,
     SinkDescriptor,
+    SourceContext,
     SourceDescriptor,
 )
 from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
 from msgstore.engine.opening import check_observers, load_config
 from msgstore.files import Files
-from msgstore.plugins.catalogue import NOUNS, Catalogue, load_catalogue
+from msgstore.option_values import Backend, structure, typed_values
+from msgstore.plugins.catalogue import Catalogue, load_catalogue
+from msgstore.plugins.known import NOUNS
 from msgstore.plugins.loader import Provider
 from msgstore.scan.formats import THIRD_PARTY_BYTES
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Also import and create the backends. Exit with 2 if there is a problem.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Also import the backends, and create those that open no store and connect to nothing. Exit with 2 for a problem.",
+)
 @options.file("--config", "config_file", help="Omit plugins that FILE disables.")
 @options.as_json
 def plugins(check: bool, config_file: Path | None, out: output.Output) -> None:
-    """List the installed formats, record types, indexes, GC policies, body codecs, job runners, commands and observers.
+    """List the installed formats, record types, indexes, GC policies, body codecs, sources, sinks, job runners, commands and
+    observers.
 
     \b
     Examples:
@@ -86,7 +98,8 @@ def load_command(catalogue: Catalogue, descriptor: CommandDescriptor) -> click.C
 
 def _unusable(catalogue: Catalogue) -> Iterator[str]:
     """Import each factory, and create the backend with each set of options that its descriptor has as an example. Yield one
-    line for each that fails. Indexes and job runners are only imported: they would open a store, or start a cluster."""
+    line for each that fails. Indexes, job runners and sinks of services are only imported: they would open a store, start a
+    cluster, or connect."""
     program = click.get_current_context().find_root().command
     own_commands = program.commands if isinstance(program, click.Group) else {}
     for found in catalogue.registrations:
@@ -104,7 +117,8 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
             for example in () if isinstance(descriptor, IndexDescriptor | JobRunnerDescriptor) else descriptor.examples:
                 where = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}: examples"
                 given = structure(descriptor.options, example, where)
-                if isinstance(descriptor, SourceDescriptor | SinkDescriptor):  # made for a path only
+                if isinstance(descriptor, SourceDescriptor | SinkDescriptor):
+                    _make_at_path(catalogue, descriptor, given)
                     continue
                 if isinstance(descriptor, RecordTypeDescriptor):
                     given = RecordContext(given, descriptor.assigned_byte or min(THIRD_PARTY_BYTES))
@@ -113,6 +127,26 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
                 catalogue.make(descriptor, given)
         except MsgStoreError as error:
             yield str(error)
+
+
+def _make_at_path(catalogue: Catalogue, descriptor: SourceDescriptor | SinkDescriptor, given: Any) -> None:
+    """Create and close a source or sink in an empty directory."""
+    if isinstance(descriptor, SinkDescriptor) and descriptor.schemes:
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        context: object
+        if isinstance(descriptor, SinkDescriptor):
+            context = SinkContext(destination=f"{directory}/made", target=directory, options=given)
+        else:
+            context = SourceContext(path=Path(directory), options=given, read=lambda name: Path(directory, name).read_bytes())
+        try:
+            made = catalogue.make(descriptor, context)
+        except MsgStoreError as error:  # a source finds nothing here, or a library is missing
+            if isinstance(error, BrokenPlugin) and (isinstance(context, SinkContext) or isinstance(error.__cause__, TypeError)):
+                raise
+        else:
+            with catalogue.attribute_errors(descriptor, "failed in close"):
+                made.close()
 
 
 def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
@@ -180,7 +214,7 @@ def config() -> None:
 def check(config_file: Path, out: output.Output) -> None:
     """Check every key, and that every named backend is installed, accepts its options and fits the directory.
 
-    Reads no segment, and writes nothing.
+    Reads no segment, and writes nothing. Tables of vhosts are checked if msgstore-queues is installed; else the exit code is 3.
 
     \b
     Examples:
@@ -195,16 +229,40 @@ def check(config_file: Path, out: output.Output) -> None:
             output.note(error)
         if not errors:
             out.print(f"{store}: ok ({path})", soft_wrap=True)
-    if failed:
-        click.get_current_context().exit(2)
+    code = _check_vhosts(config_file, out)
+    if failed or code:
+        click.get_current_context().exit(2 if failed else code)
+
+
+def _check_vhosts(file: Path, out: output.Output) -> int:
+    """Check the tables of vhosts by the command of the distribution that has them. Return an exit code."""
+    try:
+        found = read_config(file)
+        catalogue = load_catalogue(found.disabled)
+    except ConfigError:  # reported with the stores
+        return 0
+    if not found.vhosts:
+        return 0
+    if "vhost" not in catalogue.names("command"):
+        output.note(f"{file}: [vhosts] was not checked: {', '.join(found.vhosts)}. Install msgstore-queues.")
+        return output.NOT_READ
+    group = load_command(catalogue, catalogue.command("vhost"))
+    check_vhosts = group.commands["check"] if isinstance(group, click.Group) else group
+    try:
+        click.get_current_context().invoke(check_vhosts, config_file=file, out=out)
+    except Exit as error:
+        return error.exit_code
+    return 0
 
 
 def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]]:
     """Yield (store, path, errors) of every store. The store is None for errors of the file as a whole."""
     catalogue = file_error = stores = None
     disabled: tuple[str, ...] = ()
+    has_vhosts = False
     try:
-        disabled = read_config(file).disabled
+        found = read_config(file)
+        disabled, has_vhosts = found.disabled, bool(found.vhosts)
     except ConfigError as error:
         file_error = str(error)
     try:
@@ -222,7 +280,7 @@ def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]
         for name, keys in (stores.items() if isinstance(stores, dict) else ())
         if isinstance(keys, dict)
     ]
-    if file_error is None and not checked:
+    if file_error is None and not checked and not has_vhosts:
         file_error = f"{file}: there is no table [stores.NAME]"
     if file_error is not None and not any(file_error in errors for _, _, errors in checked):
         yield None, None, [file_error]
@@ -253,24 +311,32 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
         remembered = known_settings(Files(), store.path) if store.path.is_dir() else None
         return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
 
-    def made(key: str, backend: Backend, descriptor: Descriptor) -> object:
+    def made(key: str, backend: Backend, find: Callable[[str], Descriptor]) -> object:
+        if key == "body" and remembered and not backend.named:  # an opening needs no options of it
+            return find(remembered.body)
+        descriptor = find(backend.name)
         given = structure(descriptor.options, backend.options, f"{store.where} {key}", backend.base)
         if not isinstance(descriptor, IndexDescriptor):
             return catalogue.make(descriptor, given)
         return catalogue.load_factory(descriptor)  # creating it would open the store
 
-    def body() -> object:
-        if remembered and not store.body.named:  # an opening needs no options of it
-            return catalogue.body_codec(remembered.body)
-        return made("body", store.body, catalogue.body_codec(store.body.name))
+    def option(name: str, key: str, backend: Backend, find: Callable[[str], Descriptor]) -> object:
+        table = {name: backend.options[name]}
+        return typed_values(find(backend.name).options, table, f"{store.where} {key}", backend.base)
 
-    return [
+    selected: list[tuple[str, Backend, Callable[[str], Descriptor]]] = [
+        ("index", store.index, catalogue.index),
+        ("body", store.body, catalogue.body_codec),
+        ("gc", store.gc, catalogue.gc_policy),
+    ]
+    checks: list[tuple[str, Callable[[], object]]] = [
         (store.where, formats),
         (f"{store.where} observers", functools.partial(check_observers, store, catalogue)),
-        (f"{store.where} index", lambda: made("index", store.index, catalogue.index(store.index.name))),
-        (f"{store.where} body", body),
-        (f"{store.where} gc", lambda: made("gc", store.gc, catalogue.gc_policy(store.gc.name))),
     ]
+    for one in selected:
+        checks += [(f"{store.where} {one[0]}", functools.partial(option, name, *one)) for name in one[1].options]
+        checks.append((f"{store.where} {one[0]}", functools.partial(made, *one)))
+    return checks
 
 
 def _errors(checks: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:

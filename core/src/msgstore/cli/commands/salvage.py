@@ -88,6 +88,7 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     out.rows(f"{', '.join(report.sources)} to {report.destination}", columns, rows, bold_last=is_long)
     out.print()
     out.damage(report.damage)
+    options.note_doubt(job.check_body, report.damage, out)
     if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
         loss = "bindings of record types and the name of the body codec are lost. Give those of third parties with"
         output.note(f"{loss} --source-record NAME=BYTE and --body NAME.")
@@ -100,4 +101,6 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     recovered = f", {report.recovered:,} of them recovered after damage" if report.recovered else ""
     dead = "" if job.counts else "; no counts: removed messages are among them"
     out.print(f"{output.plural(report.messages, 'message')} copied{recovered}{dead}")
+    if not job.complete and any(found.format != job.target.format for found in report.inputs):
+        out.print(f"The new store has the format {job.target.format} and the index {job.target.index}.", "dim")
     out.finish(damaged=bool(report.damage or report.missing), not_read=report.not_read, summary=report.as_json())

@@ -75,12 +75,13 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
     """
     found = find_inputs(load_catalogue(disabled_plugins()), paths, records=records)
     spans: list[SpanReport] = []
-    damaged = bool(found.damage)
+    damaged, has_rest = bool(found.damage), False
 
     def watched(reports: Iterable[SegmentReport]) -> Iterator[SegmentReport]:
-        nonlocal damaged
+        nonlocal damaged, has_rest
         for report in reports:
             damaged |= report.is_damaged
+            has_rest |= report.scan.end.state == "corrupt"
             if not out.as_json:
                 spans.extend(span_reports(report))
             yield report
@@ -90,6 +91,9 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
         out.rows(str(directory), _SCANNED, group, as_json=lambda report: report.as_json(), optional=("types",))
         out.print()
     out.damage([*spans, *found.damage])
+    options.note_doubt(body.codec(), spans, out)
+    if has_rest:
+        out.print("A scan stops at a corrupt end. 'msgstore salvage' also finds the intact records after it.", "dim")
     note_damaged_settings(found)
     out.finish(damaged=damaged, not_read=found.not_read)
 

@@ -20,11 +20,11 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.checking import DamagedSpan, Inconsistency, SegmentCheck, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
-from msgstore.config import structure
 from msgstore.contract import Buffer, ConfigError
 from msgstore.directory import has_settings
 from msgstore.engine.store import Store
 from msgstore.files import Files
+from msgstore.option_values import structure
 
 STATE = "msgstore-scrub.json"
 SAVE_INTERVAL_SECONDS = 1.0

@@ -45,7 +45,7 @@ from msgstore.engine.compact.gc_context import (
     pin,
 )
 from msgstore.engine.compact.in_place import compact_in_place
-from msgstore.engine.compact.policy_actions import numbers_of, validate_actions
+from msgstore.engine.compact.policy_actions import numbers_of, plan_of, validate_actions
 from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
@@ -85,7 +85,7 @@ class GarbageCollector:
         """Held by the one thread that collects, and by a thread that closes the store."""
         self.is_stopping = False
         """Set by a thread that closes the store: a running collection ends after the current action."""
-        self._context = GcContext(accounting, backends.write_format, config.file_size_limit, config.index.name)
+        self._context = GcContext(accounting, backends.write_format, config.file_size_limit)
         self._accounting = accounting
         self._segments = accounting.segments
         self._lifecycle = lifecycle
@@ -136,22 +136,21 @@ class GarbageCollector:
 
     def _plan(self, stats: Sequence[SegmentStats], segments: dict[int, Segment]) -> list[Action]:
         """Return the actions of the policy that can be carried out. Raises BrokenPlugin if it raises."""
+        catalogue, where = self._segments.formats.catalogue, self._segments.directory
         try:
-            actions: list[object] = list(self._policy.plan(stats, self._now()))
+            actions = plan_of(self._policy, stats, self._now())
         except (Exception, SystemExit) as error:
             if comes_from_outside(error):
                 raise
-            catalogue = self._segments.formats.catalogue
             text = catalogue.broken(catalogue.gc_policy(self._policy_name), "failed in plan", error)
-            where = self._segments.directory
             raise BrokenPlugin(f"{where}: nothing is collected but empty segments: {text}") from error
         good: list[Action] = []
         for action, reason in validate_actions(actions, stats, segments, self._generation, may_drop=self._may_drop):
             if reason is None:
-                assert isinstance(action, Action)
                 good.append(action)
             elif reason:
-                log.warning("the GC policy's %r is skipped: %s", action, reason)
+                named = self._policy_name, catalogue.provider(catalogue.gc_policy(self._policy_name)).distribution
+                log.warning("%s: %.100r of the GC policy %r of %s is skipped: %s", where, action, *named, reason)
         return good
 
     def _now(self) -> float:
@@ -242,7 +241,7 @@ class GarbageCollector:
                 located = zip(part.ids, part.locations(segment.number), strict=True)
                 ids = [msg_id for msg_id, location in located if location not in source.died]
                 references = [msg_id for msg_id in ids for _ in range(index.references(msg_id))]
-                self._accounting.mark_dead(index.release(references).freed)
+                self._accounting.mark_dead(self._accounting.release(references).freed)
             released += len(ids)
         self._context.commit()
         log.warning("%s: dropped with %d live messages: %s", segment.path, released, reason)

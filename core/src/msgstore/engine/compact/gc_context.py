@@ -69,7 +69,6 @@ class GcContext:
     form: OpenFormat
     """Format of new copies."""
     size_limit: int
-    index_name: str
 
     @property
     def segments(self) -> Segments:
@@ -253,6 +252,5 @@ def _switch(context: GcContext, segment: Segment, ids: Sequence[bytes], old: Seq
             raise damaged_index(segment.path, f"{lost} live records are not where it said") from error
         if isinstance(error, MemoryError):
             raise
-        catalogue = context.segments.formats.catalogue
-        reason = catalogue.broken(catalogue.index(context.index_name), "failed in relocate", error)
+        reason = context.accounting.broken_index("relocate", error)
         raise InconsistentSegment(segment, f"{PLUGIN_FAILED}: {reason}", damaged=False) from error

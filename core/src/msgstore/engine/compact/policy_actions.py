@@ -1,34 +1,41 @@
-"""Policy actions: check what a GC policy plans. Actions that cannot be carried out are skipped."""
+"""Policy actions: ask a GC policy for a plan, and check it. Actions that cannot be carried out are skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from msgstore.contract import Action, Combine, Compact, Drop, Migrate, SegmentStats
+from msgstore.contract import Action, Combine, Compact, Drop, GcPolicy, Migrate, SegmentStats
 from msgstore.engine.segment.segment import Segment
 
 
+def plan_of(policy: GcPolicy, stats: Sequence[SegmentStats], now: float) -> list[Action]:
+    """Return what a policy plans. Raises what it raises, and TypeError if its plan has anything else than actions."""
+    planned = policy.plan(stats, now)
+    actions = list(planned)
+    if not all(isinstance(action, Action) for action in actions):
+        raise TypeError(f"it gives {f'{planned!r}':.80}, not a list of Compact, Combine, Drop, Migrate")
+    return actions
+
+
 def validate_actions(
-    actions: Iterable[object],
+    actions: Iterable[Action],
     stats: Sequence[SegmentStats],
     segments: Mapping[int, Segment],
     generation: int,
     *,
     may_drop: bool,
-) -> Iterator[tuple[object, str | None]]:
+) -> Iterator[tuple[Action, str | None]]:
     """Yield each action with the reason to skip it: None if it can be carried out, "" if the log need not mention it.
 
     ``generation``: that of the store's format. ``may_drop``: the policy has the capability DROPS_MESSAGES.
     """
     known, taken = {s.number: s for s in stats}, set[int]()
     for action in actions:
-        reason: str | None = "it is none of Compact, Combine, Drop, Migrate"
-        if isinstance(action, Action):
-            reason = _refusal(action, known, segments, generation, taken)
-            if reason is None and isinstance(action, Drop) and not may_drop:
-                reason = "the policy does not claim the capability drops-messages, and live messages would be lost"
-            if reason is None:
-                taken.update(numbers_of(action))
+        reason = _refusal(action, known, segments, generation, taken)
+        if reason is None and isinstance(action, Drop) and not may_drop:
+            reason = "the policy does not claim the capability drops-messages, and live messages would be lost"
+        if reason is None:
+            taken.update(numbers_of(action))
         yield action, reason
 
 
@@ -44,9 +51,11 @@ def _refusal(
     if isinstance(action, Combine) and not (isinstance(numbers, tuple) and len(numbers) == 2 and numbers[0] != numbers[1]):
         return "it does not name two segments"
     for number in numbers:
-        found = stats.get(number) if isinstance(number, int) else None
+        if not isinstance(number, int):
+            return f"it names a segment by {type(number).__name__}, not by its number"
+        found = stats.get(number)
         if found is None:
-            return f"there is no segment {number!r}"
+            return f"there is no segment {number}"
         if found.current:
             return f"{found.file} is the one that new messages go to"
         if found.quarantined:

@@ -27,7 +27,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import Backend, StoreConfig, structure
+from msgstore.config import StoreConfig
 from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, StoreError, StoreMismatch
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.directory import Settings
@@ -36,6 +36,7 @@ from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, Shu
 from msgstore.engine.open.recovery_plan import CountsFrom, SegmentAndScan
 from msgstore.engine.segment.segments import Segments
 from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
+from msgstore.option_values import Backend, structure
 from msgstore.plugins.catalogue import Catalogue
 
 log = logging.getLogger("msgstore.recovery")

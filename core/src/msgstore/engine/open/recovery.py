@@ -15,7 +15,7 @@ import attrs
 from msgstore.config import StoreConfig
 from msgstore.contract import RESCUED_KEY, Buffer, Columns, Index, IndexContext, PluginError, SegmentScan, StoreMismatch
 from msgstore.contract.indexes import MAX_REFERENCES
-from msgstore.engine.backends import of_index
+from msgstore.engine.backends import load_entries, of_index
 from msgstore.engine.open.broker import read_broker_counts
 from msgstore.engine.open.reconcile import reconcile, save_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryPlan, RecoveryRun, SegmentAndScan, compare_with_index, places
@@ -101,7 +101,7 @@ def _take_over(run: RecoveryRun, name: str, config: StoreConfig, catalogue: Cata
         ) from error
     try:
         with of_index(name, config, catalogue, "load its entries in"):
-            state = other.load() or {}
+            state = load_entries(other)
         run.index.clear()
         entries = iter(other.items())
         while batch := list(islice(entries, _BATCH)):

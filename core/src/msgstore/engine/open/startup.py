@@ -14,7 +14,7 @@ from msgstore.config import StoreConfig
 from msgstore.contract import StoreError, StoreMismatch
 from msgstore.contract.events import RecoveryFinishedEvent
 from msgstore.directory import Settings, are_saved, check_writable, find_segments, known_settings, write_settings
-from msgstore.engine.backends import Backends, make_index, of_index, resolve
+from msgstore.engine.backends import Backends, load_entries, make_index, of_index, resolve
 from msgstore.engine.events import Telemetry
 from msgstore.engine.open.broker import admit
 from msgstore.engine.open.clean_shutdown import ShutdownFiles, publish_clean, save_clean
@@ -116,7 +116,7 @@ def open_directory(
         segments.hints.writes = not (read_only or is_persistent)
         segments.hints.find(segments)
         with of_index(config.index.name, config, catalogue, "load its entries in"):
-            state = index.load() or {}
+            state = load_entries(index)
         begin = time.perf_counter()
         run = RecoveryRun(segments, index, shutdown_files, counts, progress, keeps_copy=not read_only)
         recovery = recover_index(run, config, catalogue, state, remembered.index if remembered else config.index.name)
@@ -127,7 +127,8 @@ def open_directory(
         seconds = time.perf_counter() - begin
         if recovery.how != "new" and (recovery.how != "trust" or recovery.scanned):
             telemetry.note(RecoveryFinishedEvent, recovery=attrs.asdict(recovery), seconds=seconds)
-        accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
+        shared = SharedBodies(config.shared_cache)
+        accounting = LiveAccounting(segments, index, shared, is_persistent=is_persistent, index_name=config.index.name)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), resources, lock, lock_text)
         if lock is not None and remembered and remembered.index != config.index.name and not shutdown_files.foreign:
             _switch_index(opened, catalogue)
@@ -238,7 +239,7 @@ def _look(
         if theirs.generation > ours.generation and not read_only:
             raise StoreMismatch(
                 f"{directory}: {found.path.name} is of format {theirs.name!r}, which is newer than {ours.name!r}: a program "
-                f'that needs {ours.name!r} could not read this store any more. Write format = "{theirs.name}", '
+                f'that needs {ours.name!r} could not read this store any more. Open it with format = "{theirs.name}", '
                 f"or copy the messages: msgstore migrate {directory} DEST --to {ours.name}"
             )
         if theirs.generation < ours.generation and config.on_legacy == "refuse" and not read_only:
@@ -266,7 +267,8 @@ def look_beside(
     segments = Segments(config.path, files, backends.formats)
     segments.telemetry = telemetry
     index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
-    accounting = LiveAccounting(segments, index, SharedBodies(config.shared_cache), is_persistent=is_persistent)
+    shared = SharedBodies(config.shared_cache)
+    accounting = LiveAccounting(segments, index, shared, is_persistent=is_persistent, index_name=config.index.name)
     resources.callback(index.close, None)
     return OpenDirectory(config, backends, accounting, Recovery("live"), set(), resources, None)
 

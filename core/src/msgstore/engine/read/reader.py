@@ -67,7 +67,7 @@ class Reader:
         self._buffered = buffered
         self._lock_text = lock_text
         self._shared = accounting.shared
-        self._locate = accounting.index.get
+        self._locate, self._check_location = accounting.index.get, accounting.check_location
         self._pending: Mapping[bytes, tuple[bytes, object]] | None = None
         """Write buffer that is read without a lock; None if there is no fast path."""
         self._mapped = False
@@ -181,7 +181,7 @@ class Reader:
         wanted = list(dict.fromkeys(wanted))
         found: dict[bytes, bytes] = {}
         if self._pending is not None:
-            with suppress(OSError):
+            with suppress(OSError, BrokenPlugin):
                 self._gather(wanted, self._pending.get, self._unlocked_fetch(), found)
             if found and len(found) == len(wanted):
                 return found
@@ -213,6 +213,8 @@ class Reader:
                     found[msg_id] = body
             elif msg_id not in shared_ids and (location := locate(msg_id)) is not None:
                 located.append((location, msg_id))
+        if located:
+            self._check_location(located[0][0])
         for run in coalesce_reads(sorted(located)):
             number, start, _ = unpack_location(run[0][0])
             _, last, size = unpack_location(run[-1][0])
@@ -297,7 +299,11 @@ class Reader:
         for _ in range(_MAX_MOVES):
             if location is None:
                 raise MessageNotFound([msg_id], str(self._directory))
-            number, offset, size = unpack_location(location)
+            try:
+                number, offset, size = unpack_location(location)
+            except TypeError:
+                self._check_location(location)
+                raise
             segment = None
             try:
                 segment, data = self._fetch(number, offset, size)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
-from msgstore.contract import Index
+from msgstore.contract import BrokenPlugin, Index, ReleaseResult
 from msgstore.contract.events import SegmentDeletedEvent
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
@@ -85,9 +86,10 @@ class CleanMarker(Protocol):
 class LiveAccounting:
     """One instance per open store. Callers of methods that change memory hold the state lock; of the others the flush lock."""
 
-    def __init__(self, segments: Segments, index: Index, shared: SharedBodies, *, is_persistent: bool) -> None:
+    def __init__(self, segments: Segments, index: Index, shared: SharedBodies, *, is_persistent: bool, index_name: str) -> None:
         self.segments = segments
         self.index = index
+        self._index_name = index_name
         self.shared = shared
         self.is_persistent = is_persistent
         """True if the index survives a crash."""
@@ -139,12 +141,56 @@ class LiveAccounting:
         self._empty.add(segment)
 
     def add_live(self, runs: Iterable[AppendedRun]) -> None:
-        """Count appended records as live: the index has them now."""
+        """Count appended records as live. Comes before the index gets them: what it has is never counted as dead."""
         for segment, count, size in runs:
             segment.live_count += count
             segment.live_bytes += size
             self._dirty.add(segment)
             self._empty.discard(segment)
+
+    def enter(self, ids: Sequence[bytes], locations: Sequence[int], references: Sequence[int] | None = None) -> None:
+        """Enter records that are counted as live already.
+
+        If the index raises, entries that it made before are released, and the records count as dead. A record whose entry
+        cannot be released stays counted: a segment that the index points to must not be deleted.
+        """
+        try:
+            self.index.enter(ids, locations, references)
+            if (there := self.index.get(ids[0])) != locations[0]:
+                raise self.broken_index("enter", f"get gives {f'{there!r}':.60} for an id that was entered with {locations[0]}")
+        except BaseException:
+            located = list(zip(ids, locations, strict=True))
+            entered = [msg_id for msg_id, location in located if self.index.get(msg_id) == location]
+            if entered:
+                with suppress(Exception):  # the first error is raised
+                    self.index.release([msg_id for msg_id in entered for _ in range(self.index.references(msg_id))])
+            self.mark_dead([(msg_id, location) for msg_id, location in located if self.index.get(msg_id) != location])
+            raise
+
+    def release(self, ids: Sequence[bytes]) -> ReleaseResult:
+        """Remove one reference for each id. Caller counts what is freed as dead. Raises OSError: then nothing was removed;
+        BrokenPlugin."""
+        released = self.index.release(ids)
+        if not isinstance(released, ReleaseResult):
+            raise self.broken_index("release", f"it gives {type(released).__name__}, not ReleaseResult")
+        return released
+
+    def locate(self, msg_id: bytes) -> int | None:
+        """Return the location of a message on disk, or None. Raises BrokenPlugin."""
+        location = self.index.get(msg_id)
+        self.check_location(location)
+        return location
+
+    def check_location(self, location: object) -> None:
+        """Raise BrokenPlugin for what is neither a location nor None. Called where another exception would follow."""
+        if not isinstance(location, int | None):
+            raise self.broken_index("get", f"it gives {f'{location!r}':.60}, not a location")
+
+    def broken_index(self, method: str, error: BaseException | str) -> BrokenPlugin:
+        """Return the error of a method of the index that has failed, or given a wrong result."""
+        catalogue = self.segments.formats.catalogue
+        error = TypeError(error) if isinstance(error, str) else error
+        return catalogue.broken(catalogue.index(self._index_name), f"failed in {method}", error)
 
     def mark_dead(self, freed: Sequence[tuple[bytes, int]]) -> None:
         """Count (id, location) records that lost their last reference as dead. Also called if only references were removed."""
@@ -175,8 +221,8 @@ class LiveAccounting:
         location = self.revivable.pop(msg_id, None)
         if location is None:
             return False
-        self.index.enter([msg_id], [location])
         self.add_live([(self.segments.by_number[location >> NUMBER_SHIFT], 1, location & MASK)])
+        self.enter([msg_id], [location])
         self.segments.telemetry.counters.revived_messages += 1
         return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from operator import add
 
@@ -86,20 +87,17 @@ class BatchWriter:
         is_plain = known is None and not self._buffer.shared
         entries = self._buffer.pop(ids)
         rewrite: list[bytes] = []
-        dead: list[tuple[bytes, int]] = []
         if is_plain and all(entries):
+            self._accounting.add_live(runs)
             try:
-                self._index.enter(ids, locations)
+                self._accounting.enter(ids, locations)
             except BaseException:
                 self._buffer.reinsert(zip(ids, entries, strict=True))
                 raise
         else:
-            rewrite, dead = self._enter_mixed(ids, known, locations, entries)
-        self._accounting.add_live(runs)
+            rewrite = self._enter_mixed(ids, known, locations, entries, runs)
         if runs:
             self._segments.telemetry.wrote(runs)
-        if dead:
-            self._accounting.mark_dead(dead)
         return rewrite
 
     def _enter_mixed(
@@ -108,8 +106,9 @@ class BatchWriter:
         known: list[bool] | None,
         locations: Sequence[int],
         entries: Sequence[BufferedMessage | None],
-    ) -> tuple[list[bytes], list[tuple[bytes, int]]]:
-        """Enter messages of which some are known, shared, or were removed meanwhile. Return (rewrite ids, dead records)."""
+        runs: Sequence[AppendedRun],
+    ) -> list[bytes]:
+        """Enter messages of which some are known, shared, or were removed meanwhile. Return as ``_enter``."""
         waiting = {msg_id: entry for msg_id, entry in zip(ids, entries, strict=True) if entry is not None}
         rewrite: list[bytes] = []
         dead: list[tuple[bytes, int]] = []
@@ -127,15 +126,18 @@ class BatchWriter:
                     rewrite.append(msg_id)
                 else:
                     waiting.pop(msg_id, None)
+            self._accounting.add_live(runs)
+            if dead:
+                self._accounting.mark_dead(dead)
             if entered:
-                self._index.enter(*zip(*entered, strict=True))
+                self._accounting.enter(*zip(*entered, strict=True))
             for msg_id, _, count in entered:
                 waiting.pop(msg_id, None)
                 if count > 1:
                     self._accounting.shared.ids.add(msg_id)
         finally:
             self._buffer.reinsert(waiting.items())
-        return rewrite, dead
+        return rewrite
 
     def _add_references(self, msg_id: bytes, count: int) -> bool:
         """Add buffered references of a message to its record. Return False if the record cannot be revived."""
@@ -144,8 +146,13 @@ class BatchWriter:
             if not self._accounting.revive(msg_id):
                 return False
             count -= 1
-        for _ in range(count):
-            self._index.add_reference(msg_id)
+        for added in range(count):
+            try:
+                self._index.add_reference(msg_id)
+            except BaseException:  # the next flush adds all of them
+                with suppress(Exception):
+                    self._index.release([msg_id] * added)
+                raise
         if count:
             self._accounting.shared.ids.add(msg_id)
         return True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from msgstore.config import StoreConfig
-from msgstore.contract import MessageNotFound, MsgStoreError, StoreClosed, StoreIOError, StoreReadOnly
+from msgstore.contract import BrokenPlugin, MessageNotFound, MsgStoreError, StoreClosed, StoreIOError, StoreReadOnly
 from msgstore.engine.backends import Backends, too_large
 from msgstore.engine.client import Client, check_id
 from msgstore.engine.segment.segment import io_error, io_errors
@@ -217,6 +217,8 @@ class Writer:
         except (ValueError, StoreClosed, StoreReadOnly):
             self._restore(popped)
             raise
+        except BrokenPlugin as error:
+            raise BrokenPlugin(f"{self._config.path}: {error}") from error
         except BaseException as error:  # as ``guard``, which would make each removal a tenth slower
             self._lifecycle.handle_exception(error, in_callback=self._lifecycle.callbacks.is_inside)
             raise
@@ -242,7 +244,7 @@ class Writer:
         if not ids:
             return 0, ids
         try:
-            released = self._index.release(ids)
+            released = self._accounting.release(ids)
         except OSError as error:
             failure = io_error(self._config.path, None, error)
             outcome = f"{len(ids)} ids lost no reference: repeat the removal with error.ids, {ids[0].hex()} first."

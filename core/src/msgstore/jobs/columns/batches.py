@@ -55,11 +55,12 @@ def record_batches(
 
     ``only``: conditions that records must meet. ``stretch``: the part of the file that is read. ``constants``: values of
     columns that are the same for the whole segment. A segment that cannot be read has no rows, and one row of damage that
-    says why. A stretch that was changed has none, or no more, and the next batch of its stream reads it. Memory: the segment
-    once, a batch, and the columns of record types.
+    says why. A stretch that was changed has none, or no more, and the next batch of its stream reads it; one of a segment that
+    was deleted has none. Memory: the segment once, a batch, and the columns of record types.
 
     Raises PluginError if a plugin is missing in this process. Raises StoreError for any other failure, which would lose rows
-    that are in no damaged span; with ``fail_fast`` also for damage, and for a segment that cannot be read.
+    that are in no damaged span; with ``fail_fast`` also for damage, and with ``fail_fast`` or a ``stretch`` for a segment that
+    cannot be read.
     """
     begun = False
     try:
@@ -68,7 +69,7 @@ def record_batches(
                 return
             scan = form.scan(data, start=stretch.begin if stretch else 0)
             if fail_fast:
-                _refuse_damage(found, form, data, scan, stretch.end if stretch else None)
+                _refuse_damage(found, form, data, scan)
             if stretch is not None:
                 only = [*only, ("offset", "less", stretch.end)]
             own = {*_SCANNED, *_PLACE, *constants}  # for any other column the records themselves are needed
@@ -78,24 +79,26 @@ def record_batches(
                 begun = True
                 yield batch
     except UnreadableSegmentError as error:
-        is_damage = not begun and check_segment(found).segment.state == UNREADABLE
-        if (fail_fast and stretch is None) or not (is_damage or _is_changed(found, stretch)):
+        if stretch is not None:  # the next batch of a stream begins behind it
+            is_excused = isinstance(error.__cause__, FileNotFoundError) or _is_changed(found, stretch)
+        else:
+            is_excused = not (fail_fast or begun) and check_segment(found).segment.state == UNREADABLE
+        if not is_excused:
             raise StoreError(f"{found.path}: {error}") from error
 
 
-def _refuse_damage(found: SegmentInput, form: OpenFormat, data: Buffer, scan: SegmentScan, end: int | None) -> None:
-    """Raise UnreadableSegmentError for damage before ``end``. A stream leaves what is behind it for its next batch."""
+def _refuse_damage(found: SegmentInput, form: OpenFormat, data: Buffer, scan: SegmentScan) -> None:
+    """Raise UnreadableSegmentError for damage."""
     path = Path(found.path)
     report = SegmentReport(path, form, len(data), with_conflicts(path, form, data, scan))
-    if spans := [span for span in damaged_spans(report) if end is None or span.offset < end]:
+    if spans := list(damaged_spans(report)):
         more = f", and {len(spans) - 1} more damaged spans" if len(spans) > 1 else ""
         raise UnreadableSegmentError(f"{spans[0].size} bytes at offset {spans[0].offset} are damaged: {spans[0].reason}{more}")
 
 
-def _is_changed(found: SegmentInput, stretch: SegmentRange | None) -> bool:
-    if stretch is not None:
-        with suppress(UnreadableSegmentError), opening(found) as (_, data):
-            return not stretch.is_of(data)
+def _is_changed(found: SegmentInput, stretch: SegmentRange) -> bool:
+    with suppress(UnreadableSegmentError), opening(found) as (_, data):
+        return not stretch.is_of(data)
     return False
 
 

@@ -47,7 +47,7 @@ class ConversionJournal:
             if restart:
                 lines, end = [], 0
             elif lines and lines[0] != asked:
-                changed = sorted(key for key in asked if lines[0].get(key) != asked[key])
+                changed = list(_changes(lines[0], asked))
                 if changed == [CONTENT]:
                     raise StoreError(
                         f"{target}: the source has changed since an unfinished conversion began. Begin anew with --restart."
@@ -80,21 +80,28 @@ class ConversionJournal:
 
     def confirm(self, state: Mapping[str, Any]) -> None:
         """Add a state. Raises OSError."""
+        self._sync_names()
         self.append(state)
         self.sent, self.is_begun = 0, True
 
     def note_sending(self, messages: int) -> None:
         """Say that messages up to this number, counted from the last state, are sent now. Raises OSError."""
         if messages > self.sent:
+            self._sync_names()
             self.append({"sending": messages})
             self.sent, self.is_begun = messages, True
 
     def end(self) -> None:
-        """Delete the journal: the conversion is complete."""
-        self.path.unlink()
+        """Delete the journal: the conversion is complete. It is not there after a power loss, either. Raises OSError."""
+        _delete_journal(self.path)
 
     def close(self) -> None:
         self._file.close()
+
+    def _sync_names(self) -> None:
+        """Make the names of the journal and of the destination beside it durable, before the first state."""
+        if not self.is_begun:
+            Files().sync_directory(self.path.parent)
 
     def _lines(self) -> tuple[list[dict[str, Any]], int]:
         """Return the whole lines and their end; a torn one may follow. Raises StoreError if they are not of a journal."""
@@ -111,6 +118,16 @@ class ConversionJournal:
         return lines, whole
 
 
+def _changes(was: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the members that differ, and the names of the options that do."""
+    for key in sorted(key for key in asked if was.get(key) != asked[key]):
+        if key.endswith("-option") and key in was:
+            names = sorted({*was[key], *asked[key]})
+            yield from (f"{key} {name}" for name in names if was[key].get(name) != asked[key].get(name))
+        else:
+            yield key
+
+
 @contextmanager
 def working(
     destination: Path, source: Path, about: Mapping[str, Any], *, restart: bool
@@ -121,7 +138,7 @@ def working(
     with StagingDirectory.create_locked(destination, [source]) as staging, _errors(destination):
         work = Path(staging.path).parent / WORK
         if restart:
-            files.remove_tree(work)
+            delete_work(work)
         with suppress(FileExistsError):
             files.create_directory(work)
         journal = ConversionJournal(work / _JOURNAL, about, str(destination))
@@ -130,6 +147,8 @@ def working(
                 for left in work.iterdir():
                     if left.name != _JOURNAL:
                         files.remove_tree(left) if left.is_dir() else files.unlink(left)
+                for directory in (work.parent, destination.parent):
+                    files.sync_directory(directory)
             with closing(journal):
                 yield journal, work / _CONTENT
         except BaseException:
@@ -138,9 +157,21 @@ def working(
             raise
         check_kinds(work / _CONTENT, destination)
         with staging.publishing() as content:
-            files.unlink(journal.path)  # first: without it, what is left after a kill is begun anew
+            journal.end()  # first: without it, what is left after a kill or a power loss is begun anew
             files.replace(work / _CONTENT, content)
             files.remove_tree(work)
+
+
+def delete_work(work: Path) -> None:
+    """Delete what an unfinished conversion has left. The journal goes first: a kill leaves none without its content."""
+    if (work / _JOURNAL).exists():
+        _delete_journal(work / _JOURNAL)
+    Files().remove_tree(work)
+
+
+def _delete_journal(path: Path) -> None:
+    path.unlink()
+    Files().sync_directory(path.parent)
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import Backend, structure
 from msgstore.contract import ConfigError, QueueInfo, QueueName, SinkDescriptor
 from msgstore.jobs.messages.conversion import CONTENT
 from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.messages.selection import Selection
 from msgstore.jobs.messages.sources import SourceSpec, nearest, source_spec
+from msgstore.option_values import Backend, structure
 from msgstore.plugins.catalogue import Catalogue
 
 JOURNAL = "msgstore-convert.jsonl"
@@ -48,9 +48,11 @@ class ConvertJob:
     def about(self) -> dict[str, Any]:
         """Return what must be the same when the conversion continues."""
         return {
-            "source": [self.source.source.name, _digest(self.source.source), str(Path(self.source.path).resolve())],
+            "source": [self.source.source.name, str(Path(self.source.path).resolve())],
+            "--source-option": _digests(self.source.source),
             CONTENT: _fingerprint(Path(self.source.path)),
-            "sink": [self.sink.name, _digest(self.sink, self.changeable)],
+            "sink": self.sink.name,
+            "--sink-option": _digests(self.sink, self.changeable),
             "destination": self.target,
             "selection": attrs.asdict(self.selection),
             "--rename": dict(self.rename),
@@ -64,10 +66,10 @@ def without_password(destination: str) -> str:
     return re.sub(r"^(\w+://[^:/@]*:).*@", r"\1***@", destination)  # greedy: a password may have "/" and "@" by mistake
 
 
-def _digest(backend: Backend, without: Collection[str] = ()) -> str:
-    """Return a hash of the options: these may have secrets, and a journal is a file."""
+def _digests(backend: Backend, without: Collection[str] = ()) -> dict[str, str]:
+    """Return a hash of each option: these may have secrets, and a journal is a file."""
     options = {name: value for name, value in backend.options.items() if name not in without}
-    return hashlib.sha256(encode(options).encode()).hexdigest()
+    return {name: hashlib.sha256(encode([name, value]).encode()).hexdigest() for name, value in options.items()}
 
 
 def _fingerprint(path: Path) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 
-from msgstore.config import structure
 from msgstore.contract import (
     MessageBatch,
     QueueInfo,
@@ -22,6 +21,7 @@ from msgstore.contract import (
     SourceDamage,
 )
 from msgstore.contract.messages import MAYBE_DUPLICATE
+from msgstore.jobs.messages.checked import CheckedSink
 from msgstore.jobs.messages.conversion import ConversionJournal, closing, working
 from msgstore.jobs.messages.conversion_plan import ConvertJob, check_renames, renamed
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
@@ -29,6 +29,7 @@ from msgstore.jobs.messages.selection import selected_messages, selected_queues
 from msgstore.jobs.messages.sources import open_source
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.jobs.workers import worker_catalogue
+from msgstore.option_values import structure
 
 FLUSH_BYTES = 24 * 2**20
 """Bytes of messages between two flushes. After a kill, at most so much is converted again."""
@@ -92,7 +93,7 @@ def open_sink(job: ConvertJob, place: str, token: Mapping[str, Any] | None = Non
     descriptor = catalogue.sink(job.sink.name)
     options = structure(descriptor.options, job.sink.options, f"the sink {job.sink.name}", job.sink.base)
     context = SinkContext(destination=place, target=job.target, options=options, token=token)
-    sink: Sink = catalogue.make(descriptor, context)
+    sink = CheckedSink(catalogue.make(descriptor, context), catalogue, descriptor, job.target)
     try:
         yield sink
     finally:

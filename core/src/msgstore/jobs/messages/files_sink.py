@@ -35,15 +35,22 @@ def _file_name(part: str) -> str:
 
 
 class FilesSink:
-    """Writer of a directory. A message that is written again after a kill gets the same files."""
+    """Writer of a directory. Messages of a queue have growing positions, so an end for each directory is enough to discard what
+    came after a token."""
 
     def __init__(self, context: SinkContext) -> None:
         self._top, self._target = Path(context.destination), context.target
+        if context.token:
+            context.check_kept([(self._top, 0)])
         self._top.mkdir(exist_ok=True)
+        Files().sync_directory(self._top.parent)
         self._unsynced: set[Path] = set()
         owners = context.token["owners"] if context.token else {}
         self._owners = {where: QueueName(*name) for where, name in owners.items()}
         """Directory to the queue that it holds."""
+        self._ends: dict[str, int] = dict(context.token["ends"]) if context.token else {}
+        """Directory to the position after its last message. Joined messages do not count: no token is made of them."""
+        self._discard()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         where, reason = directory_of(batch.name), ""
@@ -54,13 +61,15 @@ class FilesSink:
         return [(row, reason) for row in range(len(batch))] if reason else ()
 
     def write(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
-        directory = self._top / directory_of(batch.name)
+        where = directory_of(batch.name)
+        directory = self._top / where
         directory.mkdir(parents=True, exist_ok=True)
         for row, about in enumerate(rows_of(batch, body=False)):
             for ending, content in ((".body", batch.bodies[row]), (".json", encode(about).encode() + b"\n")):
                 path = directory / f"{batch.positions[row]:08}{ending}"
                 path.write_bytes(content)
                 self._unsynced.add(path)
+            self._ends[where] = batch.positions[row] + 1
         return ()
 
     def join(self, parts: Sequence[str]) -> None:
@@ -82,10 +91,22 @@ class FilesSink:
         for directory in {parent for path in self._unsynced for parent in path.parents if parent.is_relative_to(self._top)}:
             files.sync_directory(directory)
         self._unsynced.clear()
-        return {"owners": {where: attrs.astuple(name) for where, name in self._owners.items()}}
+        owners = {where: attrs.astuple(name) for where, name in self._owners.items()}
+        return {"owners": owners, "ends": dict(self._ends)}
 
     def finish(self) -> None:
         pass
 
     def close(self) -> None:
         pass
+
+    def _discard(self) -> None:
+        """Delete what an interrupted conversion has left after its last flush."""
+        for directory, _, names in os.walk(self._top):
+            place = Path(directory)
+            end = self._ends.get(place.relative_to(self._top).as_posix(), 0)
+            for name in names:
+                position = name.partition(".")[0]
+                if not position.isdecimal() or int(position) >= end:
+                    (place / name).unlink()
+                    self._unsynced.add(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import shutil
@@ -22,6 +23,7 @@ from msgstore.contract import (
     SourceContext,
     SourceDamage,
 )
+from msgstore.files import Files
 from msgstore.jobs.messages.rows import batch_of, encode, has_origin, not_unicode, parse_line, queue_of, rows_of
 
 ENDINGS = (".jsonl", ".ndjson")
@@ -50,10 +52,11 @@ class _Queue:
     ends: list[int] = attrs.field(factory=list)
 
 
-def sample(directory: Path) -> Path:
-    """Make a file with messages of two queues."""
+def sample(directory: Path, messages: int = 30) -> Path:
+    """Make a file with messages of five queues."""
     path = directory / "messages.jsonl"
-    rows = ({"system": "sample", "queue": f"q{number % 2}", "body": "eA==", "raw": "AXg="} for number in range(30))
+    bodies = [base64.b64encode(b"message %d" % number).decode() for number in range(messages)]
+    rows = ({"system": "sample", "queue": f"q{n % 5}", "body": body, "raw": "AXg="} for n, body in enumerate(bodies))
     path.write_text("".join(f"{encode(row)}\n" for row in rows), encoding="utf-8")
     return path
 
@@ -140,8 +143,11 @@ class JsonLinesSink:
     """Writer of one file."""
 
     def __init__(self, context: SinkContext) -> None:
+        if context.token:
+            context.check_kept([(Path(context.destination), context.token["size"])])
         self._file = open(context.destination, "ab")  # noqa: SIM115, PTH123 - until close
         self._file.truncate(context.token["size"] if context.token else 0)
+        Files().sync_directory(Path(context.destination).parent)
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         return not_unicode(batch)

@@ -27,7 +27,7 @@ from msgstore.contract import (
     StoreError,
 )
 from msgstore.files import Files
-from msgstore.jobs.messages.conversion import WORK, check_kinds
+from msgstore.jobs.messages.conversion import WORK, check_kinds, delete_work
 from msgstore.jobs.messages.conversion_plan import ConvertJob
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
 from msgstore.jobs.messages.convert import Conversion, Refused, find_queues, open_sink
@@ -124,7 +124,7 @@ def convert_in_parts(
         if (work := Path(staging.path).parent / WORK).exists():
             if not job.restart:
                 raise StoreError(f"{destination}: an unfinished conversion is there. End it as it was begun, or use --restart.")
-            files.remove_tree(work)
+            delete_work(work)
         joined = Path(staging.path, "joined")
         with errors(destination), open_sink(job, str(joined)) as sink:
             converted = run(partial(convert_part, job=job, staging=staging.path), enumerate(parts))

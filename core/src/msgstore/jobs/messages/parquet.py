@@ -50,14 +50,14 @@ def detect(path: Path) -> Candidate | None:
     return Candidate("likely", f"{found[0]}: Parquet") if found else None
 
 
-def sample(directory: Path) -> Path:
+def sample(directory: Path, messages: int = 30) -> Path:
     """Make a file with messages of two queues."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    queues = [f"q{number // 15}" for number in range(30)]
-    bodies = [b"%d" % number for number in range(30)]
-    columns = {"system": ["sample"] * 30, "queue": queues, "body": bodies, "raw": [b"\1" + body for body in bodies]}
+    queues = [f"q{2 * number // messages}" for number in range(messages)]
+    bodies = [b"%d" % number for number in range(messages)]
+    columns = {"system": ["sample"] * messages, "queue": queues, "body": bodies, "raw": [b"\1" + body for body in bodies]}
     pq.write_table(pa.table(columns), directory / "messages.parquet")
     return directory
 
@@ -251,10 +251,13 @@ class ParquetSink:
         self._directory = Path(context.destination)
         self._files = int(context.token["files"]) if context.token else 0
         self._waiting: list[pa.RecordBatch] = []
+        context.check_kept((self._path(number), 1) for number in range(self._files))
         self._directory.mkdir(exist_ok=True)
         for left in self._directory.iterdir():  # of an interrupted conversion
             if int(left.stem.removeprefix("part-").partition(".")[0]) >= self._files:
                 left.unlink()
+        for changed in (self._directory, self._directory.parent):
+            Files().sync_directory(changed)
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         return not_unicode(batch)
@@ -267,8 +270,9 @@ class ParquetSink:
 
     def join(self, parts: Sequence[str]) -> None:
         for path in (file for part in parts for file in sorted(Path(part).iterdir())):
-            Files().replace(path, self._directory / f"part-{self._files:05}{ENDING}")
+            Files().replace(path, self._path(self._files))
             self._files += 1
+        Files().sync_directory(self._directory)
 
     def flush(self) -> Mapping[str, Any]:
         if self._waiting:
@@ -283,11 +287,14 @@ class ParquetSink:
     def close(self) -> None:
         self._waiting = []
 
+    def _path(self, number: int) -> Path:
+        return self._directory / f"part-{number:05}{ENDING}"
+
     def _write(self, batches: Sequence[pa.RecordBatch]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         content = pa.BufferOutputStream()  # in memory: if the disk is full, pyarrow does not try again
         pq.write_table(pa.Table.from_batches(batches, self._schema), content, compression="zstd")
-        Files().write_file(self._directory / f"part-{self._files:05}{ENDING}", [content.getvalue()], sync=True)
+        Files().write_file(self._path(self._files), [content.getvalue()], sync=True)
         self._files += 1

@@ -116,7 +116,7 @@ def damage_as_json(damage: SourceDamage) -> dict[str, Any]:
 _WHOLE = (int, type(None))
 _STRING = (str, type(None))
 _BYTES = (str, bytes, type(None))
-_KINDS: dict[str, tuple[type, ...]] = {
+MEMBER_TYPES: dict[str, tuple[type, ...]] = {
     "system": _STRING, "vhost": _STRING, "queue": _STRING, "partition": _WHOLE, "position": _WHOLE, "sequence": _WHOLE,
     "id": _STRING, "size": _WHOLE, "sha256": _STRING, "body": (str, bytes), "raw": _BYTES, "exchange": _STRING,
     "routing_keys": (list, type(None)), "properties": (dict, type(None)), "headers": (dict, type(None)),
@@ -160,9 +160,9 @@ def checked_row(row: Any) -> dict[str, Any]:
     if "body" not in row:
         raise ValueError("it has no 'body'")
     for member, value in row.items():
-        if member not in _KINDS:
+        if member not in MEMBER_TYPES:
             raise ValueError(f"{member!r} is no member of a message")
-        if type(value) not in _KINDS[member]:
+        if type(value) not in MEMBER_TYPES[member]:
             raise ValueError(f"its {member!r} is {value!r:.40}")
         bits = 32 if member == "partition" else 64
         if type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
@@ -265,7 +265,7 @@ def parse_line(line: bytes, where: Callable[[], str], *, ignore_others: bool = F
                 raise ValueError(f"its 'text' is {text!r:.40}")
             row["body"] = text.encode()
         if isinstance(row, dict) and ignore_others:
-            row = {member: value for member, value in row.items() if member in _KINDS}
+            row = {member: value for member, value in row.items() if member in MEMBER_TYPES}
         return checked_row(row)
     except ValueError as error:
         raise StoreError(f"{where()}: is not a message: {error}") from None

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.config import Backend, structure
 from msgstore.contract import Buffer, Capability, ConfigError, MsgStoreError, Source, SourceContext, StoreError, StoreIOError
 from msgstore.files import READ_WHOLE, Files
 from msgstore.jobs.detection import detect, not_recognised
+from msgstore.jobs.messages.checked import CheckedSource
 from msgstore.jobs.workers import worker_catalogue
+from msgstore.option_values import Backend, structure
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue
 
@@ -71,7 +72,9 @@ def source_spec(
 ) -> SourceSpec:
     """Return what :func:`open_source` takes. Checks the options. Raises StoreError, ConfigError, PluginError."""
     if not path.exists():
-        raise StoreError(f"{path}: there is no such file or directory")
+        begun = path.parent / f".{path.name}.msgstore/convert"
+        hint = f". An unfinished conversion is in {begun}: the same convert command continues it" if begun.exists() else ""
+        raise StoreError(f"{path}: there is no such file or directory{hint}")
     chosen = choose_source(catalogue, path, source)
     _options(catalogue, chosen)
     if accepts is not None and Capability.REFLOW not in catalogue.source(chosen.name).capabilities:
@@ -96,7 +99,8 @@ def open_source(spec: SourceSpec, catalogue: Catalogue | None = None) -> Iterato
             raw=spec.raw,
             accepts=None if spec.accepts is None else frozenset(spec.accepts),
         )
-        source: Source = catalogue.make(catalogue.source(spec.source.name), context)
+        descriptor = catalogue.source(spec.source.name)
+        source = CheckedSource(catalogue.make(descriptor, context), catalogue, descriptor, spec.path)
         try:
             yield source
         finally:

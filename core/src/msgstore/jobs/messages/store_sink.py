@@ -19,7 +19,7 @@ from msgstore.files import Files
 from msgstore.jobs.messages.rows import message_id
 from msgstore.jobs.output.commit import StoreStaging, numbered_segments
 from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec
-from msgstore.jobs.output.staging_directory import PARTS
+from msgstore.jobs.output.staging_directory import PARTS, sync_tree
 from msgstore.jobs.workers import body_codec
 
 _ID = 16
@@ -53,8 +53,12 @@ class StoreSink:
         self._target = StoreSpec(context.target, options.index, options.format, options.record, options.body, bindings)
         self._encode = body_codec(self._target.body).encode
         self._parts = int(context.token["parts"]) if context.token else 0
+        if context.token:
+            parts = [(self._work / f"{number}.json", 1) for number in range(self._parts)]
+            context.check_kept([(self._work / "ids", int(context.token["messages"]) * _ENTRY), *parts])
         for directory in (self._work, self._work / PARTS):
             directory.mkdir(exist_ok=True)
+            Files().sync_directory(directory.parent)
         self._writer = self._next_part()  # first: it checks the backends
         self._list = open(self._work / "ids", "a+b")  # noqa: SIM115, PTH123 - until close
         self._list.truncate(int(context.token["messages"]) * _ENTRY if context.token else 0)
@@ -107,6 +111,7 @@ class StoreSink:
     def flush(self) -> Mapping[str, Any]:
         with _os_errors():
             part = self._writer.finish()
+        Files().sync_directory(self._work / PARTS)
         Files().write_file(self._work / f"{self._parts}.json", [json.dumps(attrs.asdict(part)).encode()], sync=True)
         self._parts += 1
         self._list.flush()
@@ -125,6 +130,8 @@ class StoreSink:
                 Files().replace(to, segment)
         Files().remove_tree(store)
         StoreStaging.join(self._target, str(self._work)).build(store, parts, self._counts())
+        sync_tree(Files(), store)
+        Files().sync_directory(store.parent)
 
     def close(self) -> None:
         self._writer.abandon()

@@ -53,10 +53,10 @@ def detect(path: Path) -> Candidate | None:
     return Candidate("likely", f"{found} is a segment") if found else None
 
 
-def sample(directory: Path) -> Path:
+def sample(directory: Path, messages: int = 30) -> Path:
     """Make a store with some messages."""
     with open_configured(remembered_config(directory), worker_catalogue()) as store, store.client() as client:
-        client.write_many((bytes([number] * 16), b"message %d" % number) for number in range(30))
+        client.write_many((number.to_bytes(16), b"message %d" % number) for number in range(messages))
     return directory
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from msgstore.config import Backend, StoreConfig, backend_of, store_config
+from msgstore.config import StoreConfig, store_config
 from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
@@ -26,6 +26,7 @@ from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import PARTS, errors
 from msgstore.jobs.workers import body_check, worker_catalogue
+from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan.formats import OWN_RECORD
 

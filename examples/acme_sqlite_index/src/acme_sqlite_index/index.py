@@ -132,7 +132,7 @@ class SqliteIndex:
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
         counts = repeat(1) if references is None else references
-        self._entries.update(zip(ids, zip(locations, counts, strict=False), strict=True))
+        self._entries.update(dict(zip(ids, zip(locations, counts, strict=False), strict=True)))  # all of it or nothing
 
     def add_reference(self, msg_id: bytes) -> bool:
         if msg_id not in self._entries:

@@ -1,0 +1,1 @@
+"""Index ``sqlite``: persistent, in memory and in one SQLite file."""
