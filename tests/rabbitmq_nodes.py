@@ -19,10 +19,10 @@ NOW_MS = 1_795_424_000_000
 """Minutes after the nodes stopped."""
 
 
-def unpack(directory: Path) -> Path:
-    with tarfile.open(KILLED / "node.tar.gz") as archive:
+def unpack(directory: Path, packed: Path = KILLED / "node.tar.gz") -> Path:
+    with tarfile.open(packed) as archive:
         archive.extractall(directory, filter="fully_trusted")
-    return directory / "sre@localhost"
+    return next(directory.glob("*@localhost"))
 
 
 def rows(path: Path) -> tuple[dict[tuple[str | None, str | None], list[dict]], list[SourceDamage]]:
@@ -70,10 +70,10 @@ def checksums(path: Path) -> dict[str, str]:
     return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def truth() -> dict[tuple[str, str], list[dict]]:
-    """Return what the broker delivered from a copy of the killed node."""
+def truth(file: Path = KILLED / "broker-truth.jsonl.gz") -> dict[tuple[str, str], list[dict]]:
+    """Return what the broker delivered from a copy of a node: by default, the killed one."""
     found = defaultdict(list)
-    with gzip.open(KILLED / "broker-truth.jsonl.gz") as lines:
+    with gzip.open(file) as lines:
         for line in map(json.loads, lines):
             found[line["vhost"], line["queue"]].append(line | {"routing_key": line["rk"]})
     return found

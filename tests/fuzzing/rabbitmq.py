@@ -166,15 +166,15 @@ def read_v1(data: bytes) -> list[index_v1.IndexFile]:
 
 
 def indexed_v1(found: list[index_v1.IndexFile], data: bytes, member: Member) -> None:
-    """Publishes are in the file and do not overlap; what is before the end is all there without the rest."""
+    """Publishes and damage are in the file and do not overlap; the part before the damage is sound by itself."""
     for one, read in zip(found, (index_v1.read_segment, index_v1.read_journal), strict=True):
-        places = sorted(one.publishes.values())
-        assert all(place.offset + place.size <= one.end for place in places)
-        assert all(place.offset + place.size <= other.offset for place, other in pairwise(places))
-        assert all(place.term_offset + place.term_size == place.offset + place.size for place in places)
-        assert bool(one.reason) == any(data[one.end :])
-        again = read(data[: one.end])
-        assert (again.publishes, again.acknowledged, again.reason) == (one.publishes, one.acknowledged, "")
+        publishes = one.publishes.values()
+        spans = sorted([(place.offset, place.size) for place in publishes] + [span[:2] for span in one.damage])
+        assert all(offset + size <= other for (offset, size), (other, _) in pairwise([*spans, (len(data), 0)]))
+        assert all(place.term_offset + place.term_size == place.offset + place.size for place in publishes)
+        again = read(data[: one.damage[0][0] if one.damage else len(data)])
+        assert (again.publishes.items() <= one.publishes.items(), again.acknowledged <= one.acknowledged) == (True, True)
+        assert again.damage == []
 
 
 @corpus

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rabbitmq_files import index_v1, index_v2
+from rabbitmq_files.messages import encode_message
 from rabbitmq_files.names import queue_directory, read_segment_entries, vhost_directory
+from rabbitmq_files.properties import encode_properties
 
 CLEAN = Path(__file__).parents[3] / "tests/data/rabbitmq-3.10/clean"
 ID = bytes.fromhex("d21eed111448014a88c4d45c3f47dcc6")
@@ -29,7 +31,7 @@ def test_example_of_segment():
     data = (directory("fan.a") / "0.idx").read_bytes()
     assert data.startswith(bytes.fromhex("c008") + ID + bytes(8) + bytes.fromhex("00007530000000004008"))
     found = index_v1.read_segment(data)
-    assert (found.end, found.reason) == (len(data), "")
+    assert found.damage == []
     assert found.publishes[8] == (0, 34, True, ID, 0, 30000, 34, 0)
     embedded, expiring = found.publishes[6], found.publishes[3]
     assert (embedded.body_size, embedded.term_size) == (300, 475)
@@ -41,7 +43,7 @@ def test_example_of_segment():
 
 def test_example_of_journal():
     found = index_v1.read_journal((directory("fan.c") / "journal.jif").read_bytes())
-    assert found.reason == ""
+    assert found.damage == []
     assert (found.publishes[11].body_size, found.publishes[11].term_size) == (0x4D, 0xF5)
     assert found.publishes[11].msg_id.hex().startswith("bc18d106")
     assert (found.publishes[13].body_size, found.publishes[13].term_size) == (7700, 0)
@@ -72,7 +74,7 @@ def test_live_entries_are_those_that_the_broker_delivered(vhost, name):
 
 
 NUMBERS, SIZES = st.integers(0, 2**14 - 1), st.integers(0, 2**32 - 1)
-PUBLISHES = st.tuples(st.binary(min_size=16, max_size=16).filter(any), SIZES, st.binary(max_size=20), st.integers(0, 2**64 - 1))
+PUBLISHES = st.tuples(st.binary(min_size=16, max_size=16).filter(any), SIZES, st.binary(max_size=20), st.integers(0, 2**52 - 1))
 ACTIONS = st.lists(st.tuples(st.integers(0, 7), st.booleans(), PUBLISHES | st.none()), max_size=12)
 
 
@@ -98,14 +100,97 @@ def test_index_v1_round_trip_and_cut(is_journal, actions, cut):
             marks.append(number)
         ends.append(len(data))
     found = read(data)
-    assert (found.end, found.reason, found.publishes) == (len(data), "", publishes)
+    assert (found.damage, found.publishes) == ([], publishes)
     assert found.acknowledged == {number for number in marks if marks.count(number) > 1}
     cut = min(cut, len(data))
     part = read(data[:cut])
     assert part.publishes.items() <= publishes.items()
-    assert part.end == max(end for end in ends if end <= cut)
-    assert bool(part.reason) == any(data[part.end : cut])
-    assert read(data + bytes(99)) == found
+    end = max(end for end in ends if end <= cut)
+    assert [span[:2] for span in part.damage] == ([(end, cut - end)] if any(data[end:cut]) or (cut and not end) else [])
+    assert not data or read(data + bytes(99)) == found
+    for one in (data, data[:cut], data + bytes(99), data[:cut] + b"\x3f" + data[cut:]):
+        assert_finds_the_same(one, is_journal)
+
+
+def assert_finds_the_same(data, is_journal):
+    """Places are those of the entries that are read."""
+    read, find = index_v1.read_segment, index_v1.find_in_segment
+    if is_journal:
+        read, find = index_v1.read_journal, index_v1.find_in_journal
+    found, places = read(data), find(data)
+    assert places.publishes == {number: (one.offset, one.offset + one.size) for number, one in found.publishes.items()}
+    assert (places.acknowledged, places.damage, places.end) == (found.acknowledged, found.damage, found.end)
+    assert places.delivered == found.delivered
+
+
+@pytest.mark.parametrize("is_persistent", [True, False])
+@pytest.mark.parametrize("term", [b"", b"\x83h"])
+def test_message_moves_from_journal_to_segment(is_persistent, term):
+    journal = b"12345678" + index_v1.encode_journal_message(4097, ID, 9, term, 7, is_persistent=is_persistent)
+    body = index_v1.encode_body(ID, 9, term, 7)
+    end = len(journal) - index_v1.JOURNAL_MARK_SIZE
+    assert journal[8:end] == index_v1.encode_journal_publish(4097, body, is_persistent=is_persistent)
+    assert journal[end:] == index_v1.encode_journal_mark(4097, is_acknowledged=False)
+    publish = index_v1.encode_publish(1, body, is_persistent=is_persistent)
+    assert index_v1.move_to_segment(journal, 8, end, 1) == publish + index_v1.encode_mark(1)
+
+
+def test_acknowledgements_of_a_journal_are_marks():
+    one_by_one = [index_v1.encode_journal_mark(number, is_acknowledged=True) for number in (7, 2**40)]
+    assert index_v1.encode_journal_acks([7, 2**40]) == b"".join(one_by_one)
+
+
+@pytest.mark.parametrize("is_journal", [False, True])
+def test_reading_goes_on_after_damage(is_journal):
+    """Each byte in the middle of a real file is damaged in turn: the entries after it are there, and none that was not."""
+    data = (directory("fan.c") / "journal.jif" if is_journal else directory("fan.a") / "0.idx").read_bytes()
+    read = index_v1.read_journal if is_journal else index_v1.read_segment
+    whole = read(data)
+    last = max(whole.publishes.values())
+    for at in range(0, last.offset - 8, 7):
+        broken = data[:at] + bytes(2) + b"\x3f\xff" * 3 + data[at + 8 :]
+        found = read(broken)
+        assert_finds_the_same(broken, is_journal)
+        new = found.publishes.items() - whole.publishes.items()
+        assert all(one.offset <= at + 8 <= one.offset + one.size for _, one in new)
+        assert found.damage == [] or last in found.publishes.values(), at
+
+
+@pytest.mark.parametrize("is_journal", [False, True])
+@pytest.mark.parametrize("left", [150, 400, 800])
+def test_body_of_the_last_publish_if_cut_is_not_read(is_journal, left):
+    """A body of zeros looks like the zeros that an unclean stop leaves behind the last entry."""
+    encode, read = (
+        (index_v1.encode_journal_publish, index_v1.read_journal)
+        if is_journal
+        else (index_v1.encode_publish, index_v1.read_segment)
+    )
+    term = encode_message(vhost=b"/", exchange=b"", routing_keys=[b"q"], raw_properties=b"\0\0", body=bytes(900), msg_id=ID)
+    whole = encode(1, index_v1.encode_body(ID, 900, term))
+    found = read(whole + encode(2, index_v1.encode_body(ID, 900, term))[:left])
+    assert list(found.publishes) == [1]
+    assert found.end == len(whole)
+    assert [(offset, size) for offset, size, _ in found.damage] == [(len(whole), left)]
+
+
+@pytest.mark.parametrize("is_journal", [False, True])
+def test_index_in_the_body_of_a_message_is_not_read(is_journal):
+    """After damage to the entry of that message."""
+    encode = index_v1.encode_journal_publish if is_journal else index_v1.encode_publish
+
+    def entry(number: int, body: bytes) -> bytes:
+        msg_id = bytes([number + 1]) * 16
+        term = encode_message(
+            vhost=b"/", exchange=b"", routing_keys=[b"q"], raw_properties=encode_properties({}), body=body, msg_id=msg_id
+        )
+        return encode(number, index_v1.encode_body(msg_id, len(body), term))
+
+    outer = bytearray(entry(1, entry(2, b"inner")))
+    outer[index_v1.ID_OFFSET[is_journal] + 16] = 0xFF  # a time that is none
+    data = entry(0, b"zero") + outer + entry(2, b"two")
+    found = (index_v1.read_journal if is_journal else index_v1.read_segment)(data)
+    assert found.publishes[2].offset == len(data) - len(entry(2, b"two"))
+    assert sorted(found.publishes) == [0, 2]
 
 
 # -- version 2 ---------------------------------------------------------------------------------------------------------------

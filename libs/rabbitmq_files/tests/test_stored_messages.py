@@ -21,7 +21,7 @@ from rabbitmq_files import messages
 from rabbitmq_files.index_v1 import read_journal, read_segment
 from rabbitmq_files.index_v2 import walk_stored
 from rabbitmq_files.messages import TERM_TYPE, MessageError, encode_message, read_message
-from rabbitmq_files.properties import encode_properties
+from rabbitmq_files.properties import add_headers, encode_header, encode_properties
 from rabbitmq_files.terms import Atom, decode
 
 DATA = Path(__file__).parents[3] / "tests/data"
@@ -84,7 +84,7 @@ def terms_in(name: str, data: bytes) -> Iterator[bytes]:
     """Yield each message in a file of a queue or of a shared store."""
     if name.endswith((".idx", ".jif")):
         found = read_segment(data) if name.endswith(".idx") else read_journal(data)
-        assert not found.reason
+        assert not found.damage
         for one in found.publishes.values():
             yield data[one.term_offset : one.term_offset + one.term_size]
     elif name.endswith(".qs"):
@@ -176,6 +176,17 @@ def test_annotations_of_broker_become_headers(deaths):
     assert message.properties == {"priority": 1}
 
 
+def test_dead_letter_does_not_expire_again():
+    raw = encode_properties({"expiration": "5", "priority": 1, "timestamp": 1}, {"z": 1, "a": 2})
+    content = (Atom("content"), 60, Atom("none"), raw, Atom("p"), [b"body"])
+    message, _ = read_message(container(data=content, ttl=Atom("undefined"), ts=5000, x_n=5))
+    assert message.raw_properties == add_headers(
+        encode_properties({"priority": 1, "timestamp": 5}, {"a": 2, "z": 1}), [encode_header(b"x-n", "long", 5)]
+    )
+    assert list(message.headers) == ["a", "x-n", "z"]
+    assert read_message(container(data=content, ttl=5, ts=1999))[0].raw_properties == raw
+
+
 def test_keys_of_bcc_follow_once():
     assert read_message(container(rk=[b"k", b"cc", b"b"], bcc=[b"b", b"c"]))[0].routing_keys == [
         b"k",
@@ -220,6 +231,8 @@ def test_sections_of_amqp10_become_properties_and_headers():
         ((Atom("symbol"), b"x-flag"), Atom("true")),
         ((Atom("symbol"), b"x-odd"), (Atom("decimal"), 1)),
         ((Atom("symbol"), b"x-basic-type"), (Atom("utf8"), b"t")),
+        ((Atom("symbol"), b"x-opt-a"), (Atom("utf8"), b"o")),
+        ((Atom("symbol"), b"x-opt-rabbitmq-received-time"), (Atom("timestamp"), 7)),
         "odd",
     ]
     message, _ = read_message(amqp10(sections + DATA_SECTION * 2, more[:-1], p=4, ttl=60000, x_n=1))
@@ -232,8 +245,10 @@ def test_sections_of_amqp10_become_properties_and_headers():
         "x-amqp-1.0-to": "to", "x-correlation-id": {"$bytes": "Yw=="}, "a": -1, "b": True, "c": {"$timestamp": 1_700_000_000},
         "d": {"$float": "nan"}, "e": [0, {"None": []}], "f": [{"$bytes": ""}, {"$bytes": ""}], "\\xff": None,
         "CC": ["k"], "x-time": {"$timestamp": 5}, "x-flag": True, "x-odd": None, "x-n": 1,
+        "x-opt-a": "o", "timestamp_in_ms": 7,
     }  # fmt: skip
     assert message.body == b"bodybody"
+    assert message.indexed_size == len(sections + DATA_SECTION * 2)
     encode_properties(message.properties, message.headers)
 
 
@@ -243,6 +258,23 @@ def test_body_that_is_a_value_stays_encoded():
     assert read_message(amqp10(value))[0].body == value
     assert read_message(amqp10(value))[0].properties["type"] == "amqp-1.0"
     assert read_message(amqp10(symbolic + section(0x78, listed(code=0xC1))))[0].body == b"b"
+
+
+@pytest.mark.parametrize(("payload", "body"), [(b"x", b"x"), ([b"a", [98, b"c"]], b"abc"), ([256], None), (5, None)])
+def test_message_of_mqtt_becomes_properties_and_headers(payload, body):
+    about = {
+        Atom("Content-Type"): b"text", Atom("Correlation-Data"): b"\xff", Atom("Response-Topic"): b"a/+",
+        Atom("User-Property"): [(b"n", b"v"), 5],
+    }  # fmt: skip
+    data = (Atom("mqtt_msg"), Atom("false"), 1, b"t/1", Atom("false"), 1, payload, about, Atom("undefined"))
+    if body is None:
+        with pytest.raises(MessageError, match="payload"):
+            read_message(container("mc_mqtt", data))
+        return
+    message, _ = read_message(container("mc_mqtt", data, ttl=9000, ts=5000))
+    assert (message.body, message.indexed_size) == (body, len(body))
+    assert message.properties == {"content_type": "text", "delivery_mode": 2, "expiration": "9000", "timestamp": 5}
+    assert message.headers == {"n": "v", "x-correlation-id": {"$bytes": "/w=="}, "x-reply-to-topic": "a.*"}
 
 
 def test_message_of_other_protocol_has_its_term_as_body():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -14,10 +16,13 @@ from click.testing import CliRunner
 
 from msgstore.cli.main import main
 from msgstore.contract import SourceDamage, StoreError
+from msgstore_rabbitmq_source import layout, naming, opening
 from msgstore_rabbitmq_source.opening import open_node
+from msgstore_rabbitmq_source.queue_index import likely_segment_entries
 from msgstore_rabbitmq_source.repair import repair_node
-from rabbitmq_files import names
-from rabbitmq_nodes import DATA, checksums, facts, listed, rows
+from rabbitmq_files import index_v1, names
+from rabbitmq_files.node_tables import DurableQueue
+from rabbitmq_nodes import DATA, checksums, facts, listed, rows, unpack
 
 CLEAN = DATA / "rabbitmq-3.10/clean"
 MANIFEST = json.loads((CLEAN / "manifest.json").read_text())
@@ -96,6 +101,9 @@ DAMAGES: dict[str, tuple[Damage, int, str]] = {
         lambda node: change(node / queue(VHOST, "fan.b") / "0.qs", 0, b"XXXX"), 0, "begins with 58 58 58 58 02",
     ),
     "journal of zeros": (lambda node: (node / queue(VHOST, "fan.c") / "journal.jif").write_bytes(bytes(999)), 3, "only zeros"),
+    "index middle": (
+        lambda node: change(node / queue(VHOST, "fan.a") / "0.idx", 36, bytes(2) + b"\x3f"), 1, "bytes that are no entry",
+    ),
     "no .config": (lambda node: (node / VHOST / ".config").unlink(), 0, UNNOTICED),
 }  # fmt: skip
 """Name to the damage to do, the number of messages that it costs at most, and a text of the report."""
@@ -184,6 +192,107 @@ def test_repair_refuses_a_directory_that_exists_or_is_in_the_node(node, tmp_path
     for copy, text in ((tmp_path, "exists"), (node / "copy", "in which nothing is written")):
         with open_node(node) as source, pytest.raises(StoreError, match=text):
             repair_node(source, node, copy)
+
+
+def test_repair_names_what_it_cannot_copy_and_deletes_nothing(node, tmp_path):
+    (node / "link").symlink_to(node / STORE)  # a copy would share it with the node
+    code, output = run("repair", node, tmp_path / "copy")
+    assert (code, f"{node / 'link'}: cannot be copied: a symbolic link" in output) == (2, True)
+    (node / "link").unlink()
+    (tmp_path / ".copy.msgstore-repair").mkdir()
+    (tmp_path / ".copy.msgstore-repair/own").touch()
+    code, output = run("repair", node, tmp_path / "copy")
+    assert (code, "Delete it if none runs" in output) == (2, True)
+    assert (tmp_path / ".copy.msgstore-repair/own").exists()
+
+
+def test_tables_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+    node = unpack(tmp_path)
+    read = opening._read
+
+    def failing(files, path):
+        if path.suffix in (".LOG", ".DCD", ".DCL"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(files, path)
+
+    monkeypatch.setattr(opening, "_read", failing)
+    code, output = run("definitions", node)
+    assert (code, "rabbit_vhost.DCD: cannot be read: Permission denied" in output) == (2, True), output
+
+
+def test_directory_that_cannot_be_entered_costs_its_files_only(node, monkeypatch):
+    place = node / queue(VHOST, "fan.a")
+
+    def failing(path, **keys):
+        if Path(path).parent == place:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return os.lstat(path)
+
+    monkeypatch.setattr(layout.os, "stat", failing)
+    lost, damage = compared(node)
+    assert lost == 10
+    assert any("cannot be examined: Permission denied" in span.reason for span in damage)
+
+
+def test_links_and_special_files_are_named(node):
+    shutil.move(node / ORDERS, node / "elsewhere")
+    (node / ORDERS).symlink_to(node / "elsewhere")
+    os.mkfifo(node / VHOST / "pipe")
+    reasons = {span.file: span.reason for span in rows(node)[1]}
+    assert "a symbolic link, and is not read" in reasons[str(ORDERS)]
+    assert "neither a file nor a directory" in reasons[str(VHOST / "pipe")]
+
+
+UNREADABLE = {
+    "segment": (STORE / "0.rdq", 9),
+    "index": (queue(VHOST, "fan.a") / "0.idx", 10),
+    "name": (queue(VHOST, "fan.a") / ".queue_name", 10),
+    "terms": (VHOST / "recovery.dets", 0),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_file_that_cannot_be_read_costs_its_messages_only(node, name, monkeypatch):
+    place, most = UNREADABLE[name]
+    read = opening._read
+
+    def failing(files, path):
+        if path == node / place:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(files, path)
+
+    monkeypatch.setattr(opening, "_read", failing)
+    lost, damage = compared(node)
+    assert lost <= most
+    assert (str(place), "cannot be read: Input/output error") in {(span.file, span.reason) for span in damage}
+
+
+def test_table_of_a_sparse_tebibyte_is_not_read(node):
+    os.truncate(node / VHOST / "recovery.dets", 2**40)
+    lost, damage = compared(node)
+    assert lost == 0
+    assert any("larger than any that a broker writes" in span.reason for span in damage)
+
+
+def test_name_that_ends_like_a_priority_is_that_of_the_tables(node, monkeypatch):
+    place, name = node / queue(VHOST, "fan.a"), b"fan\0a"
+    place = place.rename(place.with_name(names.queue_directory(b"/", name)))
+    (place / ".queue_name").write_bytes(names.encode_queue_name(b"/", name, 1))
+    assert ("/", "fan") in rows(node)[0]
+    monkeypatch.setattr(naming, "durable_queues", lambda _: [DurableQueue(b"/", name, "classic", False, [])])
+    assert ("/", "fan\0a") in rows(node)[0]
+
+
+@pytest.mark.parametrize("count", [index_v1.SEGMENT_ENTRIES, index_v1.OLD_SEGMENT_ENTRIES])
+def test_entries_of_a_segment_follow_from_the_acknowledgements(count, tmp_path):
+    body = index_v1.encode_body(b"i" * 16, 100)
+    for segment in (1, 2):
+        entries = b"".join(index_v1.encode_publish(number, body) for number in range(200))
+        (tmp_path / f"{segment}.idx").write_bytes(entries)
+    marks = (index_v1.encode_journal_mark(2 * count + number, is_acknowledged=True) for number in range(9))
+    (tmp_path / "journal.jif").write_bytes(b"".join(marks))
+    listed = {"": ["1.idx", "2.idx", "journal.jif"]}
+    assert likely_segment_entries(listed, lambda name: (tmp_path / name).read_bytes()) == count
 
 
 @pytest.mark.parametrize("seed", range(12))

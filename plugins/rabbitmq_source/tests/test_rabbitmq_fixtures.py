@@ -10,12 +10,16 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 import pytest
+from click.testing import CliRunner
 
+from msgstore.cli.main import main
 from msgstore.contract import Candidate, ConfigError, QueueName
 from msgstore_rabbitmq_source.definitions import definitions_of
 from msgstore_rabbitmq_source.opening import open_node
+from msgstore_rabbitmq_source.repair import repair_node
 from msgstore_rabbitmq_source.source import detect
 from rabbitmq_files import index_v1, index_v2, names
+from rabbitmq_files.properties import read_properties
 from rabbitmq_nodes import DATA, checksums, facts, listed, rows, truth, unpack, wanted
 
 
@@ -74,6 +78,49 @@ def test_killed_node_has_what_the_broker_delivered(killed):
     }
     assert set(got - must) <= unsure
     assert found["/", None][0]["state"] == "orphan"
+
+
+@pytest.mark.parametrize("node", ["3.8/clean", "4.0/clean", "4.0/khepri", "4.0/killed"])
+def test_other_versions_have_what_the_broker_delivered(tmp_path, node):
+    """Versions 4 send headers sorted by name. They do not send headers that stand for properties of AMQP 1.0 only."""
+    base = DATA / f"rabbitmq-{node}"
+    found, damage = rows(unpack(tmp_path, base.with_suffix(".tar.gz")))
+    assert not damage
+    certainties = set()
+    for queue, deliveries in truth(base.with_suffix(".jsonl.gz")).items():
+        got = listed(found.pop(queue))
+        assert facts(got) == facts(deliveries), queue
+        certainties |= {row["certainty"] for row in got}
+        for row, one in zip(got, deliveries, strict=True):
+            headers = {name: one for name, one in (row["headers"] or {}).items() if not name.startswith("x-amqp-1.0-")}
+            properties, wanted_headers = read_properties(bytes.fromhex(one["properties_bin"]))
+            assert (row["properties"], headers) == (properties, wanted_headers or {}), (queue, row["position"])
+            if row["raw_properties"] is not None:
+                assert sorted(row["raw_properties"]) == sorted(bytes.fromhex(one["properties_bin"]))
+    assert certainties == {"maybe_consumed" if node.endswith("killed") else "certain"}
+    assert not any(map(listed, found.values()))
+
+
+@pytest.mark.parametrize("queue", ["amqp1", "mqtt"])
+def test_lost_index_of_other_protocols_is_repaired(tmp_path, queue):
+    node = unpack(tmp_path, DATA / "rabbitmq-4.0/clean.tar.gz")
+    expected = facts(rows(node)[0]["/", queue])
+    next(node.rglob(f"{names.queue_directory(b'/', queue.encode())}/0.qi")).unlink()
+    with open_node(node) as source:
+        repair_node(source, node, tmp_path / "copy")
+    found, damage = rows(tmp_path / "copy")
+    assert not damage
+    assert facts(found["/", queue]) == [row for row in expected if row in facts(found["/", queue])]
+    assert len(found["/", queue]) >= 3
+
+
+def test_node_with_khepri_says_that_its_tables_are_not_read(tmp_path):
+    node = unpack(tmp_path, DATA / "rabbitmq-4.0/khepri.tar.gz")
+    output = CliRunner().invoke(main, ["rabbitmq", "check", str(node)]).output
+    assert "node rabbit@localhost, stopped cleanly" in output
+    assert "tables in Khepri" in output
+    assert "rabbit@localhost-feature_flags" in output
+    assert "tables in Khepri" in CliRunner().invoke(main, ["rabbitmq", "definitions", str(node)]).output
 
 
 def test_quorum_queue_and_stream_are_named(killed):
@@ -217,3 +264,9 @@ def test_index_of_both_versions_is_read_in_the_order_of_the_queue(killed):
     bodies = ((entry.number, index_v1.encode_body(entry.msg_id, entry.body_size)) for entry in shared[::2])
     (queue / "0.idx").write_bytes(b"".join(index_v1.encode_publish(number, body) for number, body in bodies))
     assert facts(listed(rows(killed)[0]["/", "fan.b"])) == facts(truth()["/", "fan.b"])
+
+
+def test_lost_queue_is_named_with_the_messages_that_were_routed_to_it(killed):
+    shutil.rmtree(next(killed.rglob(names.queue_directory(b"/", b"mail.v1"))))
+    output = CliRunner().invoke(main, ["rabbitmq", "check", str(killed)]).output
+    assert "mail.v1 in vhost / (97 orphans routed to it)" in output

@@ -7,10 +7,10 @@ A ``.qs`` file keeps acknowledged messages until the whole segment goes, so it c
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from rabbitmq_files.terms import Buffer
 
@@ -25,6 +25,7 @@ _CHECKED_REST = 2**26
 
 _HEADER = Struct(">4sBQQ")
 _ENTRY = Struct(">BBBB16sIQ")
+_OWN_ENTRY = Struct(">BBBBQIIIQ")
 _STORED = Struct(">IBHB")
 STORED_SIZE = _STORED.size
 """Bytes before a message in ``.qs``."""
@@ -102,6 +103,20 @@ def read_index(data: Buffer) -> Segment:
     return found
 
 
+def live_rows(data: Buffer) -> Iterator[tuple[int, bool, bytes, int, int, int, int]]:
+    """Yield the live entries in ``data``, whole entries without a header: row, persistence, id, offset and size in ``.qs``,
+    size of the body, and expiry. The id is empty for a message in ``.qs``, and its size there 0 for one in the shared store.
+    What :func:`read_index` calls damage is left out, and so is a message in memory only."""
+    for row, (status, flags, zero, kind, offset, size, _, body_size, expiry) in enumerate(_OWN_ENTRY.iter_unpack(data)):
+        if status != 1 or flags > 1 or zero:
+            continue
+        if kind == _OWN and size:
+            yield row, flags == 1, b"", offset, size, body_size, expiry
+        elif kind == _SHARED:
+            at = row * ENTRY_SIZE + 4
+            yield row, flags == 1, bytes(data[at : at + 16]), 0, 0, body_size, expiry
+
+
 def _drop_overlapping(found: Segment) -> None:
     """Take entries whose messages overlap in ``.qs`` as damage, so that all of them together are not larger than the file. Of
     two, the one that ends later is dropped: its size may be wrong."""
@@ -127,11 +142,11 @@ def header_damage(data: Buffer, magic: bytes) -> str:
     return "" if first <= stop else f"has the numbers {first} to {stop}"
 
 
-def read_stored(data: Buffer, offset: int, size: int) -> tuple[int, bool]:
+def read_stored(data: Buffer, offset: int, size: int, *, begin: int = HEADER_SIZE) -> tuple[int, bool]:
     """Return the offset of the message whose entry names this place in ``.qs``, and True if it has a checksum, which agrees.
-    Raises StoredError."""
+    ``begin``: offset of the first message, if ``data`` is a part of the file. Raises StoredError."""
     term = offset + STORED_SIZE
-    if offset < HEADER_SIZE or term + size > len(data):
+    if offset < begin or term + size > len(data):
         raise StoredError(f"the {STORED_SIZE + size} bytes at offset {offset} are not in the file")
     found, flags, checksum, zero = _STORED.unpack_from(data, offset)
     if found != size or flags > 1 or zero:
@@ -169,10 +184,37 @@ def encode_own(
     stored_offset: int, stored_size: int, body_size: int, *, is_persistent: bool = True, expiry_us: int = 0
 ) -> bytes:
     """Encode the entry of a message in ``.qs``."""
-    place = stored_offset.to_bytes(8, "big") + stored_size.to_bytes(4, "big") + bytes(4)
-    return _ENTRY.pack(1, is_persistent, 0, _OWN, place, body_size, expiry_us)
+    return _OWN_ENTRY.pack(1, is_persistent, 0, _OWN, stored_offset, stored_size, 0, body_size, expiry_us)
 
 
 def encode_stored(term: bytes) -> bytes:
     """Encode a message for ``.qs``, with its checksum."""
     return _STORED.pack(len(term), 1, zlib.crc32(term) & 0xFFFF, 0) + term
+
+
+class NewEntry(Protocol):
+    """A message that :func:`encode_run` encodes."""
+
+    is_persistent: bool
+    msg_id: bytes
+    body_size: int
+    expiry_us: int
+    term: bytes | None
+    """The message; None for one in the shared store, whose id counts."""
+
+
+def encode_run(messages: Iterable[NewEntry], offset: int) -> tuple[list[bytes], list[bytes]]:
+    """Encode many entries, and for ``.qs`` their messages, of which the first comes to ``offset``."""
+    pack, pack_stored, crc32 = _OWN_ENTRY.pack, _STORED.pack, zlib.crc32
+    entries, stored = list[bytes](), list[bytes]()
+    add, add_stored = entries.append, stored.append
+    for one in messages:
+        if (term := one.term) is None:
+            add(_ENTRY.pack(1, one.is_persistent, 0, _SHARED, one.msg_id, one.body_size, one.expiry_us))
+        else:
+            size = len(term)
+            add(pack(1, one.is_persistent, 0, _OWN, offset, size, 0, one.body_size, one.expiry_us))
+            add_stored(pack_stored(size, 1, crc32(term) & 0xFFFF, 0))
+            add_stored(term)
+            offset += STORED_SIZE + size
+    return entries, stored

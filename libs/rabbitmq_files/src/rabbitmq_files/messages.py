@@ -7,13 +7,13 @@ The same bytes are in the shared message store, in queue indexes of version 1 an
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from struct import Struct
 from typing import Any
 
 from rabbitmq_files.amqp10 import read_sections
+from rabbitmq_files.annotations import annotated, changed_properties, more_headers, of_mqtt
 from rabbitmq_files.properties import (
     PropertiesError,
     add_headers,
@@ -27,14 +27,6 @@ from rabbitmq_files.terms import COMPRESSED, Buffer, TermError, decode, decode_i
 TERM_TYPE = "application/x-erlang-term"
 """Content type of a message whose body is the term itself: of a protocol that is not decoded, such as MQTT."""
 _SMALL_TUPLE = 104
-_INTERNAL = (b"x-basic-", b"x-opt-", b"x-death", b"x-exchange", b"x-routing-key")
-"""Begins of message annotations that are no headers."""
-_TYPES = {
-    "utf8": "longstr", "symbol": "longstr", "binary": "binary", "boolean": "bool", "long": "long", "ulong": "long",
-    "int": "signedint", "uint": "unsignedint", "short": "short", "ushort": "unsignedshort", "byte": "byte",
-    "ubyte": "unsignedbyte", "float": "float", "double": "double",
-}  # fmt: skip
-"""Type of AMQP 1.0 to that of a header."""
 
 _u32 = Struct(">I").unpack_from
 _HEAD = b"\x83h\6d\0\rbasic_messageh\4d\0\x08resourcem"
@@ -73,6 +65,8 @@ class StoredMessage:
     headers: dict[str, Any] | None = None
     timestamp_ms: int | None = None
     """When the broker received it, if it says so."""
+    indexed_size: int | None = None
+    """Size that a queue index has for the message: that of the body in AMQP 0-9-1 and MQTT. None: not known."""
 
 
 def read_message(data: Buffer, offset: int = 0) -> tuple[StoredMessage, int]:
@@ -110,12 +104,14 @@ def _read_usual(data: Buffer, at: int) -> tuple[StoredMessage, int] | None:
     if not is_persistent and data[at : at + 8] != _FALSE:
         return None
     properties, headers = read_properties(raw)
+    body = fragments[0] if len(fragments) == 1 else b"".join(reversed(fragments))
     message = StoredMessage(
         protocol="basic_message",
         msg_id=msg_id,
         exchange=exchange,
         routing_keys=keys,
-        body=fragments[0] if len(fragments) == 1 else b"".join(reversed(fragments)),
+        body=body,
+        indexed_size=len(body),
         is_persistent=is_persistent,
         vhost=vhost,
         raw_properties=raw,
@@ -176,6 +172,7 @@ def _basic_message(term: tuple[Any, ...]) -> StoredMessage:
         exchange=resource[3],
         routing_keys=keys,
         body=body,
+        indexed_size=len(body),
         is_persistent=persistent == "true",
         vhost=resource[1],
         raw_properties=raw,
@@ -213,16 +210,39 @@ def encode_message(
     is_persistent: bool = True,
 ) -> bytes:
     """Encode a ``basic_message`` as RabbitMQ 3.10 on Erlang up to 25 does, with the body as one fragment."""
+    return encode_behind(encode_head(vhost, exchange, routing_keys, raw_properties), body, msg_id, is_persistent)
+
+
+def encode_head(vhost: bytes, exchange: bytes, routing_keys: Sequence[bytes], raw_properties: bytes) -> bytes:
+    """Encode what comes before the body, which many messages have in common."""
     keys = b"l" + len(routing_keys).to_bytes(4, "big") + b"".join(map(_binary, routing_keys)) if routing_keys else b""
-    fragments = b"l\0\0\0\1" + _binary(body) + b"j" if body else b"j"
     parts = (
         b"\x83h\x06", _atom(b"basic_message"), b"h\x04", _atom(b"resource"), _binary(vhost), _atom(b"exchange"),
         _binary(exchange), keys + b"j",
-        b"h\x06", _atom(b"content"), b"a\x3c", _atom(b"none"), _binary(raw_properties),
-        _atom(b"rabbit_framing_amqp_0_9_1"), fragments, _binary(msg_id),
-        _atom(b"true" if is_persistent else b"false"),
+        b"h\x06", _atom(b"content"), b"a\x3c", _atom(b"none"), _binary(raw_properties), _atom(b"rabbit_framing_amqp_0_9_1"),
     )  # fmt: skip
     return b"".join(parts)
+
+
+def encode_behind(head: bytes, body: bytes, msg_id: bytes, is_persistent: bool) -> bytes:
+    """Encode a message with a head from :func:`encode_head`. ``msg_id``: 16 bytes."""
+    end = _PERSISTENT if is_persistent else _TRANSIENT
+    if not body:
+        return b"%bjm\0\0\0\x10%b%b" % (head, msg_id, end)
+    return b"".join((head, b"l\0\0\0\1m", len(body).to_bytes(4, "big"), body, b"jm\0\0\0\x10", msg_id, end))
+
+
+def split_tail(term: bytes, at: int) -> tuple[bytes, bytes, bool] | None:
+    """Return body, id and persistence from the bytes behind a head, as :func:`encode_behind` writes them; else None."""
+    if term[at : at + 6] == b"l\0\0\0\1m":
+        begin = at + 10
+        at = begin + int.from_bytes(term[at + 6 : begin], "big")
+        body = term[begin:at]
+    else:
+        body = b""
+    if term[at : at + 6] != b"jm\0\0\0\x10" or (end := term[at + 22 :]) not in _ENDS:
+        return None
+    return body, term[at + 6 : at + 22], _ENDS[end]
 
 
 def _binary(raw: bytes) -> bytes:
@@ -231,6 +251,10 @@ def _binary(raw: bytes) -> bytes:
 
 def _atom(name: bytes) -> bytes:
     return b"d" + len(name).to_bytes(2, "big") + name
+
+
+_PERSISTENT, _TRANSIENT = _atom(b"true"), _atom(b"false")
+_ENDS = {_PERSISTENT: True, _TRANSIENT: False}
 
 
 # -- message containers --------------------------------------------------------------------------------------------------
@@ -256,20 +280,30 @@ def _container(term: tuple[Any, ...], source: Buffer, offset: int) -> StoredMess
         is_persistent=annotations.get("d") != "false",
         timestamp_ms=received if isinstance(received, int) and 0 <= received < 2**63 else None,
     )
-    more = [encode_header(*header) for header in _more_headers(annotations)]
+    more = [encode_header(*header) for header in more_headers(annotations)]
     if protocol == "mc_amqpl":
         raw, message.body = _content(data)
-        message.raw_properties = add_headers(raw, more) if more else raw
-        message.properties, message.headers = read_properties(message.raw_properties)
+        message.raw_properties, message.indexed_size = raw, len(message.body)
+        message.properties, message.headers = read_properties(raw)
+        changed = changed_properties(message.properties, annotations)
+        if changed or more:
+            message.raw_properties = add_headers(raw, more, changed)
+            message.properties, message.headers = read_properties(message.raw_properties)
         return message
     if protocol == "mc_amqp" and isinstance(data, tuple) and data and data[0] == "v1" and len(data) == 7:
         if type(data[2]) is not bytes:
             raise MessageError("a message of AMQP 1.0 whose sections are no binary")
         message.properties, message.headers, message.body = read_sections(data[2])
-        more = [*(encode_header(*header) for header in _annotated(data[1])), *more]
+        message.indexed_size = len(data[2])
+        more = [*(encode_header(*header) for header in annotated(data[1])), *more]
+    elif protocol == "mc_mqtt" and isinstance(data, tuple) and len(data) == 9 and isinstance(data[7], Mapping):
+        message.properties, headers, message.body = of_mqtt(data[6], data[7])
+        message.indexed_size = len(message.body)
+        more = [*(encode_header(*header) for header in headers), *more]
     else:
         message.body = _raw_data(source, offset)
         message.properties = {"content_type": TERM_TYPE, "type": protocol[:60]}
+    message.properties |= changed_properties(message.properties, annotations)
     message.properties["delivery_mode"] = 2 if message.is_persistent else 1
     if isinstance(priority := annotations.get("p"), int) and 0 <= priority < 256:
         message.properties["priority"] = priority
@@ -281,28 +315,6 @@ def _container(term: tuple[Any, ...], source: Buffer, offset: int) -> StoredMess
     return message
 
 
-def _annotated(annotations: Any) -> Iterator[tuple[bytes, str, Any]]:
-    """Yield the message annotations of AMQP 1.0 that RabbitMQ delivers as headers."""
-    for pair in annotations if isinstance(annotations, list) else ():
-        match pair:
-            case (("symbol", bytes(name)), value) if name.startswith(b"x-") and not name.startswith(_INTERNAL):
-                yield (b"CC" if name == b"x-cc" else name, *_typed(value))
-
-
-def _typed(value: Any) -> tuple[str, Any]:
-    """Return type and value of a header from a value of AMQP 1.0 with its type. Other types: as no value."""
-    match value:
-        case "true" | "false":
-            return "bool", value
-        case ("list", list(members)):
-            return "array", list(map(_typed, members))
-        case ("timestamp", int(milliseconds)):
-            return "timestamp", milliseconds // 1000
-        case (str(kind), inner) if kind in _TYPES:
-            return _TYPES[kind], inner
-    return "void", None
-
-
 def _raw_data(data: Buffer, offset: int) -> bytes:
     """Return the bytes of the third member of a container, as a term of its own."""
     if data[offset + 1] == COMPRESSED:
@@ -312,44 +324,3 @@ def _raw_data(data: Buffer, offset: int) -> bytes:
         _, at = decode_inner(data, at)
     _, end = decode_inner(data, at)
     return b"\x83" + data[at:end]
-
-
-def _more_headers(annotations: Mapping[Any, Any]) -> list[tuple[bytes, str, Any]]:
-    """Return headers that a broker adds when it delivers: annotations with a binary key ``x-...``, and ``x-death``."""
-    found: list[tuple[bytes, str, Any]] = []
-    for key, value in annotations.items():
-        if type(key) is bytes and (key.startswith(b"x-") or key == b"timestamp_in_ms"):
-            if type(value) is int or type(value) is bytes:
-                found.append((key, "long" if type(value) is int else "longstr", value))
-            elif value == "true" or value == "false":
-                found.append((key, "bool", value))
-    if (deaths := annotations.get("deaths")) is not None:
-        found.append((b"x-death", "array", [("table", _death(one)) for one in _deaths(deaths)]))
-    return sorted(found, key=itemgetter(0))
-
-
-def _deaths(deaths: Any) -> list[Any]:
-    """Return the queues in which a message died, the last one first, each as a pair."""
-    if isinstance(deaths, list):
-        return deaths
-    try:  # {deaths, First, Last, Map}, as long as a node of 3.13 may be in the cluster
-        return sorted(deaths[3].items(), key=lambda pair: pair[1][4]["last_time"], reverse=True)
-    except (AttributeError, IndexError, KeyError, TypeError):
-        raise MessageError("a message container with deaths of another form") from None
-
-
-def _death(one: Any) -> list[tuple[bytes, str, Any]]:
-    try:
-        (queue, reason), (_, exchange, routing_keys, count, times) = one
-        expiration = [(b"original-expiration", "longstr", b"%d" % times["ttl"])] if "ttl" in times else []
-        return [
-            *expiration,
-            (b"count", "long", count),
-            (b"reason", "longstr", str(reason).encode()),
-            (b"queue", "longstr", queue),
-            (b"time", "timestamp", times["first_time"] // 1000),
-            (b"exchange", "longstr", exchange),
-            (b"routing-keys", "array", [("longstr", key) for key in routing_keys]),
-        ]
-    except (KeyError, TypeError, ValueError):
-        raise MessageError("a message container with deaths of another form") from None

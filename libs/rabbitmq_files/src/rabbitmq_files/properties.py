@@ -313,19 +313,25 @@ def _sized(raw: bytes) -> bytes:
     return _u32.pack(len(raw)) + raw
 
 
-def add_headers(raw: bytes, more: Sequence[bytes]) -> bytes:
-    """Return the bytes of a content header with more headers, each from :func:`encode_header`. They replace headers of the same
-    names. Raises PropertiesError."""
+def add_headers(raw: bytes, more: Sequence[bytes], changed: Mapping[str, Any] | None = None) -> bytes:
+    """Return the bytes of a content header with more headers, each from :func:`encode_header`, and with other properties, of
+    which None removes one. Headers replace those of the same names, and all are sorted by name, as RabbitMQ 4 does. Raises
+    PropertiesError."""
     read_properties(raw)
-    (flags,) = _u16.unpack_from(raw)
-    begin = 2
-    for name in ("content_type", "content_encoding"):
-        begin += (1 + raw[begin]) if flags & _FLAGS[name] else 0
-    at, end = _inner(raw, begin, 0) if flags & _FLAGS["headers"] else (begin, begin)
-    names, kept = {one[: 1 + one[0]] for one in more}, []
-    while at < end:
-        header, stop = at, at + 1 + raw[at]
-        _, at = _read_value(raw, stop, 1)
-        if raw[header:stop] not in names:
-            kept.append(raw[header:at])
-    return _u16.pack(flags | _FLAGS["headers"]) + raw[2:begin] + _sized(b"".join((*kept, *more))) + raw[end:]
+    parts, at = dict[str, bytes](), 2
+    for name in _present(_u16.unpack_from(raw)[0]):
+        size = 1 if name in _OCTETS else 8 if name == "timestamp" else 1 + raw[at]
+        end = _inner(raw, at, 0)[1] if name == "headers" else at + size
+        parts[name], at = raw[at:end], end
+    table, at, headers = parts.get("headers", b""), 4, dict[bytes, bytes]()
+    while more and at < len(table):
+        stop = at + 1 + table[at]
+        _, end = _read_value(table, stop, 1)
+        headers[table[at + 1 : stop]], at = table[at:end], end
+    if more:
+        headers |= {one[1 : 1 + one[0]]: one for one in more}
+        parts["headers"] = _sized(b"".join(headers[name] for name in sorted(headers)))
+    for name, value in (changed or {}).items():
+        parts[name] = b"" if value is None else _property(name, value)
+    present = [name for name in NAMES if parts.get(name)]
+    return _u16.pack(sum(_FLAGS[name] for name in present)) + b"".join(parts[name] for name in present)

@@ -42,14 +42,16 @@ class NodeCheck:
     path: Path
     node: str
     """Name of the node, or an empty text."""
+    has_khepri: bool
     stopped: str
     """``cleanly``, ``killed``, or ``in part``."""
     vhosts: list[str]
     per_queue: list[QueueCheck]
     damage: list[SourceDamage]
     not_read: list[QueueInfo]
-    absent: list[str]
-    """Durable queues of the tables without a directory: they are empty."""
+    absent: dict[str, int]
+    """Durable queues of the tables without a directory, which were empty or are lost, to the orphans with the name of the
+    queue as routing key."""
 
     @property
     def queues(self) -> list[QueueInfo]:
@@ -74,9 +76,10 @@ class NodeCheck:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "kind": "check", "path": str(self.path), "node": self.node or None, "stopped": self.stopped, "vhosts": self.vhosts,
-            "queues": len(self.queues), "states": dict(self.states), "bytes": self.bytes, "maybe_consumed": self.unsure,
-            "lost": sum(span.messages for span in self.damage), "empty_queues": self.absent,
+            "kind": "check", "path": str(self.path), "node": self.node or None, "stopped": self.stopped,
+            "has_khepri": self.has_khepri, "vhosts": self.vhosts, "queues": len(self.queues),
+            "states": dict(self.states), "bytes": self.bytes, "maybe_consumed": self.unsure,
+            "lost": sum(span.messages for span in self.damage), "queues_without_directory": self.absent,
             "not_read": [
                 {"vhost": one.name.vhost, "queue": one.name.queue, "type": one.type, "reason": one.reason, **one.details}
                 for one in self.not_read
@@ -97,6 +100,7 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
     damage = list(source.damage())
     read = [info for info in infos if info.read]
     checks = [QueueCheck(info) for info in read]
+    keys = Counter[tuple[str | None, str]]()
     for one in checks:
         for item in source.messages(one.info.name, 0, None):
             if isinstance(item, SourceDamage):
@@ -105,6 +109,8 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
                 continue
             one.states.update(item.states)
             one.bytes += _listed_bytes(item)
+            if one.info.name.queue is None:
+                keys.update((one.info.name.vhost, key) for row in item.routing_keys or () for key in row or ())
             pairs = zip(item.states, item.certainties or (), strict=False)
             one.unsure += sum(certainty == MAYBE_CONSUMED and state in ("ready", "expired") for state, certainty in pairs)
     tables = source.node.tables
@@ -113,6 +119,7 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
     return NodeCheck(
         path=path,
         node=tables.node,
+        has_khepri=source.node.has_khepri,
         stopped=source.node.stopped(),
         vhosts=sorted(
             {text(name) for name in vhosts(tables)} | {info.name.vhost for info in read if info.name.vhost is not None}
@@ -120,7 +127,7 @@ def check_node(path: Path, source: RabbitmqSource) -> NodeCheck:
         per_queue=checks,
         damage=damage,
         not_read=[info for info in infos if not info.read],
-        absent=sorted(f"{queue} in vhost {vhost}" for vhost, queue in named if (vhost, queue) not in there),
+        absent={f"{name[1]} in vhost {name[0]}": keys[name] for name in sorted(named) if name not in there},
     )
 
 
@@ -138,14 +145,19 @@ def in_words(check: NodeCheck) -> Iterator[str]:
     yield "What is here"
     versions = Counter(str(info.details.get("index")) for info in check.queues)
     kinds = ", ".join(f"{count} with index {version}" for version, count in sorted(versions.items()))
-    yield f"  {len(check.vhosts)} vhosts: {_some(check.vhosts)}"
-    yield f"  {len(check.queues)} classic queues with a directory ({kinds or 'none'})"
+    if check.has_khepri:
+        yield "  tables in Khepri (coordination/), which are not read: names come from .queue_name and messages, and queues"
+        yield "  without a directory are not listed. For definitions, boot the old broker on a copy"
+    yield f"  {_plural(len(check.vhosts), 'vhost')}: {_some(check.vhosts)}"
+    yield f"  {_plural(len(check.queues), 'classic queue')} with a directory ({kinds or 'none'})"
     if check.absent:
-        yield f"  {len(check.absent)} durable queues without a directory, which are empty or lost: {_some(check.absent)}"
+        routed = {name: f" ({_plural(count, 'orphan')} routed to it)" for name, count in check.absent.items() if count}
+        absent = [name + routed.get(name, "") for name in check.absent]
+        yield f"  {_plural(len(absent), 'durable queue')} without a directory, empty or lost: {_some(absent)}"
     yield ""
     yield "What can be read"
     listed = check.states["ready"] + check.states["expired"]
-    yield f"  {listed:,} messages, {check.bytes:,} bytes" + _also(check.states["expired"], "expired")
+    yield f"  {_plural(listed, 'message')}, {check.bytes:,} bytes" + _also(check.states["expired"], "expired")
     if check.unsure:
         yield f"  {check.unsure:,} of them may have been consumed: a kill loses acknowledgements that were not yet written"
     for state, what in (("transient", "that a restart drops"), ("orphan", "in a store and in no queue, most of them consumed")):
@@ -154,7 +166,8 @@ def in_words(check: NodeCheck) -> Iterator[str]:
     yield ""
     yield "What is lost or damaged"
     lost = sum(span.messages for span in check.damage)
-    yield f"  {lost:,} messages, {len(check.damage):,} damaged spans" if check.damage else "  nothing that can be noticed"
+    spans = f"  {_plural(lost, 'message')}, {_plural(len(check.damage), 'damaged span')}"
+    yield spans if check.damage else "  nothing that can be noticed"
     for span in check.damage[:_MOST]:
         yield f"  {span.file} at {span.offset}: {span.reason}" + (f" ({span.name})" if span.name else "")
     if len(check.damage) > _MOST:
@@ -177,6 +190,12 @@ def _advice(check: NodeCheck) -> Iterator[str]:
         yield f"  Or: msgstore rabbitmq repair {check.path} COPY makes a copy on which the old broker boots."
     if check.node:
         yield f"  The old broker boots on a copy only as RABBITMQ_NODENAME={check.node}, whose host must resolve."
+    if check.has_khepri:
+        yield f"  With Khepri, RabbitMQ 4.0 also needs the file {check.node}-feature_flags, which is beside the data directory."
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _also(count: int, state: str) -> str:

@@ -126,6 +126,13 @@ def definitions(node: Path, with_password_hashes: bool) -> None:
     """
     with open_node(node) as source:
         tables = source.node.tables
+        if source.node.has_khepri:
+            raise StoreError(
+                f"{node}: has tables in Khepri, which are not read. Boot the old broker on a copy, and export them."
+            )
+        unread = [f"{file}: {reason}" for file, reason in source.node.unreadable.items()]
+        if unread and not tables.is_present:
+            raise StoreError(f"{node / unread[0]}")
         if not tables.is_present:
             raise StoreError(f"{node}: has no tables (LATEST.LOG, *.DCD, *.DCL), so nothing says how its queues were declared.")
         found, problems = definitions_of(tables, with_password_hashes=with_password_hashes)
@@ -150,7 +157,7 @@ def definitions(node: Path, with_password_hashes: bool) -> None:
 def repair(node: Path, copy: Path) -> None:
     """Copy NODE to COPY, which the broker that wrote it boots on again, and say what is different.
 
-    Damaged segments are written anew, indexes are cut where they are damaged, and messages that cannot be read are left out.
+    Damaged segments are written anew, damaged indexes lose what is damaged, and messages that cannot be read are left out.
     Exit code 1 if something was. Then give COPY the owner of NODE, and start the same version under the same node name.
 
     \b

@@ -70,6 +70,8 @@ class NodeFiles:
     root: str = ""
     """Directory of the node: that of the tables, beside ``msg_stores``."""
     extensions: frozenset[str] = frozenset()
+    skipped: list[tuple[str, str]] = attrs.field(factory=list)
+    """Path and reason of each entry of a directory that is not read."""
 
 
 def read_small(node: NodeFiles, read: Callable[[str], Buffer], place: str) -> bytes:
@@ -81,27 +83,39 @@ def joined(directory: str, name: str) -> str:
     return f"{directory}/{name}" if directory else name
 
 
-def list_files(path: Path) -> tuple[dict[str, FileTimes], list[str]]:
-    """Return the regular files below a directory, and the directories, by their paths relative to it. Raises OSError."""
-    files, directories = dict[str, FileTimes](), list[str]()
+def list_files(path: Path) -> tuple[NodeFiles, list[str]]:
+    """Return the regular files below a directory, and the directories, by their paths relative to it. Raises OSError if the
+    directory itself cannot be listed."""
+    files, directories, skipped = dict[str, FileTimes](), list[str](), list[tuple[str, str]]()
 
-    def refuse(error: OSError) -> None:
-        raise error
+    def skip(error: OSError) -> None:
+        if Path(error.filename) == path:
+            raise error
+        skipped.append((PurePosixPath(error.filename).relative_to(path).as_posix(), f"cannot be examined: {error.strerror}"))
 
-    for place, inner, names in os.walk(path, onerror=refuse):
+    for place, inner, names in os.walk(path, onerror=skip):
         relative = str_of(PurePosixPath(place).relative_to(path))
-        directories += (joined(relative, name) for name in inner)
-        for name in names:
-            about = os.stat(os.path.join(place, name), follow_symlinks=False)  # noqa: PTH116, PTH118 - one call for each file
+        for name in (*inner, *names):
+            try:
+                about = os.stat(os.path.join(place, name), follow_symlinks=False)  # noqa: PTH116, PTH118 - one call for each file
+            except OSError as error:
+                skip(error)
+                continue
             if stat.S_ISREG(about.st_mode):
                 files[joined(relative, name)] = FileTimes(about.st_size, about.st_mtime, about.st_ctime)
-    return dict(sorted(files.items())), sorted(directories)
+            elif stat.S_ISDIR(about.st_mode):
+                directories.append(joined(relative, name))
+            else:
+                what = "a symbolic link, and is not read. Copy the node with cp -aL"
+                what = what if stat.S_ISLNK(about.st_mode) else "neither a file nor a directory, and is not read"
+                skipped.append((joined(relative, name), what))
+    return NodeFiles(dict(sorted(files.items())), skipped=sorted(skipped)), sorted(directories)
 
 
 def find_node(path: Path, extensions: Iterable[str]) -> NodeFiles:
     """Return the files of the node at ``path``, or of the part of one. ``extensions``: those of segments."""
-    files, directories = list_files(path)
-    node = NodeFiles(files, extensions=frozenset(extensions))
+    node, directories = list_files(path)
+    node.extensions = frozenset(extensions)
     for name in directories:
         place = PurePosixPath(name)
         if place.name in (PERSISTENT, TRANSIENT):
@@ -154,6 +168,12 @@ def _root(node: NodeFiles) -> str:
             return "/".join(parts[: parts.index("msg_stores")])
     tables = sorted(name for name in node.files if TABLE_FILES.fullmatch(PurePosixPath(name).name))
     return str_of(PurePosixPath(tables[0]).parent) if tables else ""
+
+
+def coordination_node(node: NodeFiles) -> str:
+    """Return the name of the node in ``coordination/NODE``, which RabbitMQ 4 has: with Khepri, its tables are in there."""
+    begin = joined(node.root, "coordination") + "/"
+    return next((file[len(begin) :].partition("/")[0] for file in node.files if file.startswith(begin)), "")
 
 
 def node_roots(node: NodeFiles) -> list[str]:

@@ -116,6 +116,8 @@ class Namer:
     def _named(self, found: QueueDirectory, vhost: bytes, queue: bytes, found_by: str) -> QueueDirectory:
         found.vhost, found.found_by = vhost, found_by
         found.queue, found.priority = names.split_sub_queue(queue)
+        if any((one.vhost, one.name) == (vhost, queue) for one in self._queues):  # the name of a queue may end like a priority
+            found.queue, found.priority = queue, None
         if self.tables.is_present and not self.tables.damage:
             found.is_durable = any((one.vhost, one.name) == (vhost, found.queue) for one in self._queues)
         return found

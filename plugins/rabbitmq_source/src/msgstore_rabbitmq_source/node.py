@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Collection, Iterator
 from pathlib import PurePosixPath
 
 import attrs
 
-from msgstore.contract import ConfigError, QueueName, SourceContext, SourceDamage
+from msgstore.contract import Buffer, ConfigError, QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source import layout
 from msgstore_rabbitmq_source.cross_check import changed_queues, expected_messages, missing_segments
 from msgstore_rabbitmq_source.layout import NodeFiles, VhostFiles, joined
 from msgstore_rabbitmq_source.naming import SYSTEM, Namer, QueueDirectory, queue_name, text
-from msgstore_rabbitmq_source.queue_index import LiveEntry, live_entries
+from msgstore_rabbitmq_source.queue_index import LiveEntry, likely_segment_entries, live_entries
 from msgstore_rabbitmq_source.shared_store import SharedStore, segment_formats
 from msgstore_rabbitmq_source.shutdown import is_idle, newest_change, recovery_terms, stopped_cleanly
 from rabbitmq_files import index_v1, names
 from rabbitmq_files.node_tables import FILES, NodeTables, read_tables
 from rabbitmq_files.tables import Table
+
+_UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
+"""Errors of a file that leave the rest of the node to be read."""
+_TABLES = (".dets", ".ets", ".LOG", ".DCD", ".DCL")
+_MOST_OF_A_TABLE = 2**28
+"""Bytes of a file with these ends, which is read whole. The largest known ones have 30 MB, for 100,000 queues."""
 
 
 @attrs.define
@@ -52,19 +59,26 @@ class Node:
     """Names that contradict their directories."""
     copies: list[SourceDamage] = attrs.field(factory=list)
     """Vhosts that are there twice."""
+    unreadable: dict[str, str] = attrs.field(factory=dict)
+    """File that was tried and cannot be read, and the reason."""
+    _segment_entries: dict[str, int] = attrs.field(factory=dict)
+    """Directory of a vhost to the entries of a segment of index v1."""
     _stores: dict[str, SharedStore] = attrs.field(factory=dict)
     _terms: dict[str, Table] = attrs.field(factory=dict)
 
     @classmethod
     def find(cls, context: SourceContext) -> Node:
         """List the files, and find the names of all queues. Raises ConfigError for several nodes."""
+        unreadable: dict[str, str] = {}
+        context = attrs.evolve(context, read=_reading(context, unreadable))
         files = layout.find_node(context.path, segment_formats())
         roots = layout.node_roots(files)
         if len(roots) > 1:
             raise ConfigError(f"{context.path}: has the nodes {', '.join(roots[:5])}. Name the directory of one.")
         there = {name: place for name in FILES if (place := joined(files.root, name)) in files.files}
         tables = read_tables({name: bytes(context.read(place)) for name, place in there.items()})
-        node = cls(context, files, tables)
+        tables.node = tables.node or layout.coordination_node(files)
+        node = cls(context, files, tables, unreadable=unreadable)
         namer, newest = Namer(context, files, tables), newest_change(files)
         for vhost in sorted(files.vhosts.values(), key=_is_copy):
             node._add_vhost(namer, vhost, newest)
@@ -110,6 +124,7 @@ class Node:
                         part.embedded += entry.term_size > 0
                         part.shared += entry.term_size == 0
                 queue.is_final &= expected.get(part.hashed, part.persistent) == part.persistent
+                queue.is_final &= not self.unread_files([part.directory])
         return queue
 
     def entries(self, vhost: VhostFiles, directory: str) -> Iterator[LiveEntry | SourceDamage]:
@@ -118,6 +133,11 @@ class Node:
 
     def segment_entries(self, vhost: VhostFiles) -> int:
         """Return the number of entries of a segment of index v1. The ``.config`` of another vhost says it as well."""
+        if vhost.directory not in self._segment_entries:
+            self._segment_entries[vhost.directory] = self._find_segment_entries(vhost)
+        return self._segment_entries[vhost.directory]
+
+    def _find_segment_entries(self, vhost: VhostFiles) -> int:
         for one in (vhost, *self.files.vhosts.values()):
             place = one.path(layout.VHOST_CONFIG)
             if place in self.files.files and (
@@ -125,7 +145,7 @@ class Node:
             ):
                 return found
         has_file = vhost.path(layout.VHOST_CONFIG) in self.files.files
-        return index_v1.SEGMENT_ENTRIES if has_file else index_v1.OLD_SEGMENT_ENTRIES
+        return index_v1.SEGMENT_ENTRIES if has_file else likely_segment_entries(vhost.queues, self.context.read)
 
     def store(self, vhost: VhostFiles) -> SharedStore:
         """Return the shared store of a vhost."""
@@ -144,6 +164,11 @@ class Node:
                 if isinstance(entry, LiveEntry) and not entry.term_size and (transient or entry.is_persistent):
                     yield entry.msg_id
 
+    @property
+    def has_khepri(self) -> bool:
+        """True if the tables are in Khepri, which is not read."""
+        return not (self.tables.is_present or self.unreadable) and bool(layout.coordination_node(self.files))
+
     def stopped(self) -> str:
         """Return ``cleanly``, ``killed``, or ``in part``."""
         ended = {queue.is_ended for queue in self.queues.values()}
@@ -153,22 +178,53 @@ class Node:
         """Yield the damage of tables and names, and what files of a clean stop say is missing. Reads every index."""
         for file, offset, size, reason in self.tables.damage:
             yield SourceDamage(file=joined(self.files.root, file), offset=offset, size=size, reason=reason)
+        for file, reason in self.files.skipped:
+            yield SourceDamage(file=file, reason=reason)
         yield from self.name_damage
         yield from self.copies
         by_directory = {part.directory: self.counted(queue).name for queue in self.queues.values() for part in queue.parts}
         for vhost in self.files.vhosts.values():
             yield from missing_segments(self.context, self.files, vhost)
             yield from changed_queues(vhost, self._terms[vhost.directory], self.directories(vhost), by_directory)
+        parts = {*by_directory, *(store for vhost in self.files.vhosts.values() for store in vhost.stores)}
+        for file in self.unreadable.keys() - self.unread_files(parts).keys():
+            yield SourceDamage(file=file, reason=self.unreadable[file])
+
+    def unread_files(self, directories: Collection[str]) -> dict[str, str]:
+        """Return the files in these directories that were tried and cannot be read, with the reasons."""
+        return {file: why for file, why in self.unreadable.items() if file.rpartition("/")[0] in directories}
 
     def index_damage(self) -> list[SourceDamage]:
         """Return the damage of all indexes."""
         found = [(vhost, part) for vhost in self.files.vhosts.values() for part in self.directories(vhost)]
-        entries = (entry for vhost, part in found for entry in self.entries(vhost, part.directory))
-        return [entry for entry in entries if isinstance(entry, SourceDamage)]
+        entries = [entry for vhost, part in found for entry in self.entries(vhost, part.directory)]
+        unread = self.unread_files([part.directory for _, part in found])
+        return [
+            *(entry for entry in entries if isinstance(entry, SourceDamage)),
+            *(SourceDamage(file=file, reason=why) for file, why in unread.items()),
+        ]
 
     def close(self) -> None:
         for store in self._stores.values():
             store.close()
+
+
+def _reading(context: SourceContext, unreadable: dict[str, str]) -> Callable[[str], Buffer]:
+    """Return a function that reads a file, and takes one that cannot be read for empty, with its reason in ``unreadable``."""
+
+    def read(name: str) -> Buffer:
+        try:
+            is_table = PurePosixPath(name).suffix in _TABLES
+            if is_table and (context.path / name).stat().st_size > _MOST_OF_A_TABLE:
+                unreadable.setdefault(name, "is larger than any that a broker writes, and is not read")
+            return b"" if name in unreadable else context.read(name)
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise
+            unreadable[name] = f"cannot be read: {error.strerror}"
+            return b""
+
+    return read
 
 
 def _is_copy(vhost: VhostFiles) -> bool:

@@ -27,6 +27,8 @@ def open_node(path: Path, now_ms: int | None = None) -> Iterator[RabbitmqSource]
         source = RabbitmqSource(context)
         files.callback(source.close)
         if not source.node.files.vhosts:
+            for place, reason in source.node.files.skipped:
+                raise StoreError(f"{path / place}: {reason}")
             raise StoreError(f"{path}: has no queues and no message store of RabbitMQ. Name the data directory of a node.")
         yield source
 

@@ -75,17 +75,15 @@ def _merged(v1: Iterator[Found], v2: Iterator[Found]) -> Iterator[Found]:
 def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, read: Read) -> Iterator[Found]:
     journal = index_v1.IndexFile()
     if journal_file is not None:
-        data = read(journal_file)
-        journal = index_v1.read_journal(data)
-        yield from _unread(journal_file, data, journal)
+        journal = index_v1.read_journal(read(journal_file))
+        yield from _unread(journal_file, journal)
     numbers = sorted(journal.publishes)
     for segment in sorted(segments.keys() | {number // count for number in numbers}):
         found = index_v1.IndexFile()
         file = segments.get(segment)
         if file is not None:
-            data = read(file)
-            found = index_v1.read_segment(data)
-            yield from _unread(file, data, found)
+            found = index_v1.read_segment(read(file))
+            yield from _unread(file, found)
         base = segment * count
         rows = {base + number: (file or "", publish) for number, publish in found.publishes.items()}
         for number in numbers[bisect_left(numbers, base) : bisect_left(numbers, base + count)]:
@@ -98,11 +96,24 @@ def _live_v1(segments: Mapping[int, str], journal_file: str | None, count: int, 
                 )  # fmt: skip
 
 
-def _unread(file: str, data: Buffer, found: index_v1.IndexFile) -> Iterator[SourceDamage]:
-    """Yield the end of a file of index v1 if it cannot be read."""
-    if found.reason or (data and not found.end):
-        reason = found.reason or "has only zeros: its entries were lost, as by a power failure"
-        yield SourceDamage(file=file, offset=found.end, size=len(data) - found.end, reason=reason)
+def likely_segment_entries(directories: Mapping[str, list[str]], read: Read) -> int:
+    """Return the entries of a segment of index v1 where no ``.config`` says it: the number at which most acknowledgements in
+    the journals are of messages that were published. ``directories``: of queues, with the names of their files."""
+    unknown = dict.fromkeys((index_v1.OLD_SEGMENT_ENTRIES, index_v1.SEGMENT_ENTRIES), 0)
+    for directory, names in directories.items():
+        segments = {int(name[:-4]): joined(directory, name) for name in names if name.endswith(".idx")}
+        if not segments.keys() - {0} or JOURNAL not in names:
+            continue
+        journal = index_v1.read_journal(read(joined(directory, JOURNAL)))
+        published = {number: index_v1.read_segment(read(file)).publishes for number, file in segments.items()}
+        for number in journal.acknowledged - journal.publishes.keys():
+            for count in unknown:
+                unknown[count] += number % count not in published.get(number // count, ())
+    return min(unknown, key=unknown.__getitem__)
+
+
+def _unread(file: str, found: index_v1.IndexFile) -> Iterator[SourceDamage]:
+    return (SourceDamage(file=file, offset=offset, size=size, reason=reason) for offset, size, reason in found.damage)
 
 
 def _live_v2(indexes: Mapping[int, str], stores: Mapping[int, str], read: Read) -> Iterator[Found]:

@@ -1,9 +1,9 @@
 """A copy of a node on which the broker that wrote it boots again, without what is damaged.
 
 RabbitMQ stops to read a segment at the first record that does not fit, and fails at an index entry or a message that it cannot
-decode. In the copy, each damaged segment is written anew from the messages that can be read; an index ends where it is damaged;
-an entry whose message cannot be read is acknowledged. Without the files of a clean stop, the broker recovers as after a crash,
-and drops entries whose message is in no store.
+decode. In the copy, each damaged segment is written anew from the messages that can be read, and a damaged index from its other
+entries; an entry whose message cannot be read is acknowledged. Without the files of a clean stop, the broker recovers as after
+a crash, and drops entries whose message is in no store.
 """
 
 from __future__ import annotations
@@ -38,11 +38,18 @@ def repair_node(source: RabbitmqSource, node: Path, copy: Path) -> list[str]:
         raise StoreError(f"{copy}: exists. Name a new directory.")
     if copy.resolve().is_relative_to(node.resolve()):
         raise StoreError(f"{copy}: is in {node}, in which nothing is written. Name a directory elsewhere.")
+    for place, reason in source.node.files.skipped:  # the copy would share it with the node, or lack it
+        raise StoreError(f"{node / place}: cannot be copied: {reason}")
     staging = copy.with_name(f".{copy.name}.msgstore-repair")
-    with suppress(FileNotFoundError):
-        shutil.rmtree(staging)
+    if staging.exists():
+        raise StoreError(f"{staging}: a repair is running, or one was interrupted. Delete it if none runs.")
     try:
-        shutil.copytree(node, staging, symlinks=True)
+        try:
+            shutil.copytree(node, staging)
+        except shutil.Error as error:  # a list of all that failed
+            (file, _, reason), *others = error.args[0]
+            more = f", and {len(others):,} other files" if others else ""
+            raise StoreError(f"{file}: cannot be copied{more}: {reason}") from error
         changes = list(Repair(source, staging).changes())
         for directory, _, files in os.walk(staging, topdown=False):
             for name in files:
@@ -241,7 +248,8 @@ class Repair:
             with suppress(index_v2.StoredError, MessageError):
                 term, _ = index_v2.read_stored(data, offset, size)
                 message, _ = read_message(data, term)
-                entries.append(index_v2.encode_own(offset, size, len(message.body), is_persistent=message.is_persistent))
+                body_size = len(message.body) if message.indexed_size is None else message.indexed_size
+                entries.append(index_v2.encode_own(offset, size, body_size, is_persistent=message.is_persistent))
         index = PurePosixPath(store).with_suffix(".qi")
         (self.copy / index).write_bytes(b"".join(entries[: 1 + SEGMENT_NUMBERS]))
         yield f"{index}: written with the {len(entries) - 1:,} messages of {PurePosixPath(store).name}, as it was lost"

@@ -190,8 +190,8 @@ def _contradiction(message: StoredMessage, entry: LiveEntry, vhost: bytes | None
     """Return how a message contradicts the queue index, or an empty text."""
     if entry.msg_id and message.msg_id is not None and message.msg_id != entry.msg_id:
         return f"the message has the id {message.msg_id.hex()}, and the queue index {entry.msg_id.hex()}"
-    if entry.body_size is not None and len(message.body) != entry.body_size:
-        return f"the body has {len(message.body)} bytes, and the queue index says {entry.body_size}"
+    if None not in (entry.body_size, message.indexed_size) and message.indexed_size != entry.body_size:
+        return f"the body has {message.indexed_size} bytes, and the queue index says {entry.body_size}"
     if vhost is not None and message.vhost is not None and message.vhost != vhost:
         return f"the message is of the vhost {text(message.vhost)!r}"
     return ""

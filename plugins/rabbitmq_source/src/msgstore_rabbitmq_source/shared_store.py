@@ -54,6 +54,14 @@ def segment_formats() -> dict[str, SegmentFormat]:
     return found
 
 
+@cache
+def _head_size(extension: str) -> int:
+    """Return the bytes of a record before the body."""
+    form = segment_formats()[extension]
+    record, [size] = form.encode([bytes(_ID_SIZE)], [b""])
+    return form.body_span(record, 0, size)[0]
+
+
 class SharedStore:
     """The persistent and the transient store of one vhost."""
 
@@ -66,6 +74,7 @@ class SharedStore:
         self._rows: dict[bytes, int] | None = None
         """Id to row of the columns below."""
         self._file_rows, self._offsets, self._sizes = array("L"), array("Q"), array("Q")
+        self._term_offsets, self._term_sizes = array("Q"), array("Q")
         self._corrected: dict[bytes, Place] | None = None
         self._open: OrderedDict[str, int] = OrderedDict()
         self._damage: list[SourceDamage] = []
@@ -112,8 +121,7 @@ class SharedStore:
 
     def _place(self, row: int) -> Place:
         file, offset, size = self.files[self._file_rows[row]], self._offsets[row], self._sizes[row]
-        begin, end = segment_formats()[PurePosixPath(file).suffix].body_span(b"", offset, size)
-        return Place(file, offset, size, begin, end - begin)
+        return Place(file, offset, size, self._term_offsets[row], self._term_sizes[row])
 
     def _index(self) -> dict[bytes, int]:
         if self._rows is None:
@@ -124,13 +132,17 @@ class SharedStore:
 
     def _scan(self, number: int, file: str, rows: dict[bytes, int]) -> None:
         data = self._context.read(file)
-        scan = segment_formats()[PurePosixPath(file).suffix].scan(data)
+        form = segment_formats()[PurePosixPath(file).suffix]
+        scan = form.scan(data)
         for msg_id, offset, size, _ in chain(scan.records.rows(), scan.duplicates.rows()):
             row = rows.setdefault(msg_id, len(self._offsets))
             if row == len(self._offsets):
                 self._file_rows.append(number)
                 self._offsets.append(offset)
                 self._sizes.append(size)
+                begin, end = form.body_span(data, offset, size)
+                self._term_offsets.append(begin)
+                self._term_sizes.append(end - begin)
             elif not self._is_equal(row, data[offset : offset + size]):
                 self._report(file, offset, size, "another message with the id of an earlier one")
         for span in scan.damage:
@@ -159,7 +171,7 @@ class SharedStore:
     def _find_terms_in(self, file: str, found: dict[bytes, Place]) -> None:
         data = self._context.read(file)
         known = self._index()
-        overhead = segment_formats()[PurePosixPath(file).suffix].body_span(b"", 0, 0)[0]
+        overhead = _head_size(PurePosixPath(file).suffix)
         failed = 0
         for at in _find_all(data):
             msg_id = data[at - _ID_SIZE : at]
@@ -170,6 +182,8 @@ class SharedStore:
             except MessageError:
                 failed += 1
                 if failed == _MAX_FAILED:
+                    reason = f"the search for messages outside of records ended here, after {failed:,} that are none"
+                    self._report(file, at, len(data) - at, reason)
                     return
                 continue
             if message.msg_id == msg_id:

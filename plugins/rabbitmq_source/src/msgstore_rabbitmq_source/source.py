@@ -42,8 +42,8 @@ class RabbitmqSource:
     """Queues of one node, and for each vhost a queue without a name: the messages in the shared store that are in no queue."""
 
     def __init__(self, context: SourceContext) -> None:
-        self._context = context
         self.node = Node.find(context)
+        self._context = self.node.context
 
     def queues(self) -> Iterable[QueueInfo]:
         found = [_info(self.node.counted(queue)) for queue in self.node.queues.values()]
@@ -64,6 +64,8 @@ class RabbitmqSource:
         for part in queue.parts:
             yield from reader.rows(self.node.entries(queue.vhost, part.directory), part, first, stop)
         yield from reader.rest()
+        for file, reason in self.node.unread_files([part.directory for part in queue.parts]).items():
+            yield SourceDamage(file=file, reason=reason, name=queue.name)
 
     def own_messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
         if (queue := self.node.queues.get(name)) is None:
@@ -99,6 +101,8 @@ class RabbitmqSource:
         store = self.node.store(vhost)
         referenced = set(self.node.references(vhost, transient=True))
         yield from store.all_damage()
+        for file, reason in self.node.unread_files(vhost.stores).items():
+            yield SourceDamage(file=file, reason=reason)
         yield from RowReader(self._context, store, name).orphans(referenced, first, stop)
 
     def damage(self) -> Iterable[SourceDamage]:
