@@ -24,13 +24,13 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from msgstore.config import Backend
 from msgstore.contract import MessageBatch
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.convert import convert
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter
+from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore_kestrel_journal.records import encode_addx
 from msgstore_rocketmq_log import records as v1

@@ -279,7 +279,7 @@ def drained(directory: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("options", [TINY, attrs.evolve(TINY, rewrite_in_memory=True)], ids=["packed", "rewritten"])
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.crash) for block in range(1, 6))])
 def test_histories(block, options, tmp_path):
     """300 with each way to replace files: what the files say is what the model says, before and after a start."""
     packed = 0
@@ -294,7 +294,7 @@ def test_histories(block, options, tmp_path):
     assert packed > 20
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.crash) for seed in range(6, 60))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.crash) for seed in range(2, 60))])
 def test_crash_at_each_file_operation(seed, tmp_path):
     whole = CrashingDisk()
     (tmp_path / "whole").mkdir()
@@ -338,7 +338,7 @@ def sweep_power_losses(seed: int, options: JournalOptions) -> int:
 
 @pytest.mark.parametrize("sync", [0, None])
 @pytest.mark.parametrize(
-    "block", [range(6), *(pytest.param(range(at, at + 49), marks=pytest.mark.crash) for at in range(6, 300, 49))]
+    "block", [range(2), *(pytest.param(range(at, at + 49), marks=pytest.mark.crash) for at in range(2, 296, 49))]
 )
 def test_power_loss_at_each_file_operation(block, sync):
     for seed in block:

@@ -35,16 +35,19 @@ class KestrelSink:
         self._directory.mkdir(exist_ok=True)
         self._now_ms = time.time_ns() // 1_000_000
         self._sizes: dict[str, int] = dict(context.token["sizes"]) if context.token else {}
+        self._unsynced = {self._directory, self._directory.parent}
+        """Files and directories that have changed since the last flush."""
+        context.check_kept((self._directory / name, size) for name, size in self._sizes.items())
         for left in self._directory.iterdir():  # of an interrupted conversion
-            if left.name in self._sizes:
-                os.truncate(left, self._sizes[left.name])
-            else:
+            if left.name not in self._sizes:
                 left.unlink()
+            elif left.stat().st_size > self._sizes[left.name]:
+                os.truncate(left, self._sizes[left.name])
+                self._unsynced.add(left)
         owners = context.token["owners"] if context.token else {}
         self._owners = {name: QueueName(*owner) for name, owner in owners.items()}
         """Name of a journal to the queue that it holds."""
         self._current: tuple[str, BinaryIO] | None = None
-        self._unsynced: set[str] = set()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         name = self._name(batch.name)
@@ -82,14 +85,15 @@ class KestrelSink:
 
     def flush(self) -> Mapping[str, Any]:
         self._close_current()
-        for name in sorted(self._unsynced):
-            fd = os.open(self._directory / name, os.O_RDONLY)
+        for path in sorted(self._unsynced):
+            fd = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
         self._unsynced.clear()
-        return {"sizes": self._sizes, "owners": {name: attrs.astuple(owner) for name, owner in self._owners.items()}}
+        owners = {name: attrs.astuple(owner) for name, owner in self._owners.items()}
+        return {"sizes": dict(self._sizes), "owners": owners}
 
     def finish(self) -> None:
         pass
@@ -104,8 +108,9 @@ class KestrelSink:
     def _file(self, name: str) -> BinaryIO:
         if self._current is None or self._current[0] != name:
             self._close_current()
-            self._current = (name, (self._directory / name).open("ab"))
-            self._unsynced.add(name)
+            path = self._directory / name
+            self._current = (name, path.open("ab"))
+            self._unsynced |= {path} if name in self._sizes else {path, self._directory}
         return self._current[1]
 
     def _close_current(self) -> None:

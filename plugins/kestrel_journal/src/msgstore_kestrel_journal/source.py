@@ -59,9 +59,13 @@ def detect(path: Path) -> Candidate | None:
 
 
 def sample(directory: Path) -> Path:
-    """Make the journals of two queues."""
+    """Make the journals of two queues, in each some messages that expire."""
+    begin = 1_600_000_000_000
     for queue in ("a", "b"):
-        items = (r.encode_addx(b"message %d" % number, 1_600_000_000_000 + number, 0) for number in range(20))
+        items = (
+            r.encode_addx(b"%s %d" % (queue.encode(), number), begin + number, 0 if number % 5 else begin + 500)
+            for number in range(20)
+        )
         (directory / queue).write_bytes(b"".join(items) + b"\1" + r.encode_xid(r.REMOVE_TENTATIVE_XID, 1))
     return directory
 

@@ -1,0 +1,1 @@
+"""Backing queue ``sqlite``: all messages of a queue in one SQLite file."""

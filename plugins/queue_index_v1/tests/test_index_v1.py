@@ -1,0 +1,549 @@
+"""Queue index v1: its bytes are RabbitMQ's, and what a crash leaves is read as it should be."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pytest
+
+from msgstore.contract import StoreError
+from msgstore.files import Files
+from msgstore.testing.faults import CHANGES, OPENINGS, FailingFiles, RecordingFiles
+from msgstore_queue_index_v1 import index as module
+from msgstore_queue_index_v1.index import JOURNAL, QueueIndexV1
+from msgstore_queues.contract import Entry, QueueIndexContext
+from msgstore_rabbitmq_source.queue_index import LiveEntry, live_entries
+from rabbitmq_files import index_v1
+from rabbitmq_files.messages import encode_message, read_message
+from rabbitmq_files.names import queue_directory, read_segment_entries, vhost_directory
+
+TERM = b"\x83h\x06 any bytes"
+ID = b"i" * 16
+CLEAN = Path(__file__).parents[3] / "tests/data/rabbitmq-3.10/clean"
+
+
+@pytest.fixture
+def short_journal(monkeypatch):
+    """The journal moves to the segments when it has more than three entries."""
+    monkeypatch.setattr(module, "JOURNAL_ENTRIES", 3)
+
+
+def opened(path, *, files=None, terms=None, synced=False, size=4):
+    context = QueueIndexContext(
+        options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size
+    )
+    return QueueIndexV1(context)
+
+
+def own(position, *, persistent=True, term=TERM):
+    return Entry(position, persistent, ID, 10, 0, term)
+
+
+def shared(position, *, expiry=7):
+    return Entry(position, True, bytes([position + 1]) * 16, 5000, expiry, None, is_shared=True)
+
+
+def positions(index, start=0, stop=4):
+    return [entry.position for entry in index.read(start, stop)]
+
+
+def all_positions(index, stop=12):
+    return [position for start in range(0, stop, 4) for position in positions(index, start, start + 4)]
+
+
+def names(path):
+    return sorted(one.name for one in path.iterdir())
+
+
+def publish(number, entry, *, journal=False):
+    encode = index_v1.encode_journal_publish if journal else index_v1.encode_publish
+    body = index_v1.encode_body(entry.msg_id, entry.body_size, entry.term or b"", entry.expiry_us)
+    return encode(number, body, is_persistent=entry.is_persistent)
+
+
+def journal_mark(number, *, acked):
+    return index_v1.encode_journal_mark(number, is_acknowledged=acked)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------------
+
+
+def test_journal_has_publishes_marks_and_acknowledgements(tmp_path):
+    index = opened(tmp_path)
+    index.write([own(0), shared(5)], [0])
+    index.abandon()
+    assert names(tmp_path) == [JOURNAL]
+    assert (tmp_path / JOURNAL).read_bytes() == b"".join(
+        [
+            publish(0, own(0), journal=True), journal_mark(0, acked=False),
+            publish(5, shared(5), journal=True), journal_mark(5, acked=False),
+            journal_mark(0, acked=True),
+        ]
+    )  # fmt: skip
+
+
+def test_long_journal_moves_to_segments(tmp_path, short_journal):
+    mark, before = index_v1.encode_mark, publish(0, own(0)) + index_v1.encode_mark(0) + publish(3, own(3))
+    index = opened(tmp_path)
+    index.write([own(0), shared(1), own(3), own(5)], [1])
+    assert names(tmp_path) == [JOURNAL]
+    index.write([own(6)], [0])
+    assert (tmp_path / "0.idx").read_bytes() == before + mark(3)
+    assert (tmp_path / "1.idx").read_bytes() == publish(1, own(5)) + mark(1)
+    index.write([own(7)], [6])
+    index.write([], [])
+    assert (tmp_path / "0.idx").read_bytes() == before + mark(3) + mark(0)
+    assert (tmp_path / "1.idx").read_bytes() == publish(1, own(5)) + mark(1) + publish(3, own(7)) + mark(3)
+    assert (tmp_path / JOURNAL).read_bytes() == b""
+    assert all_positions(index) == [3, 5, 7]
+    index.abandon()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_rescue_of_a_broker_reads_the_same(moves, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "JOURNAL_ENTRIES", 3 if moves else 10**6)
+    index = opened(tmp_path)
+    for position in range(0, 11, 2):
+        index.write([own(position), shared(position + 1)], [])
+        if position % 3:
+            index.write([], [position, position - 1])
+    read = [entry for start in range(0, 12, 4) for entry in index.read(start, start + 4)]
+    index.abandon()
+    found = list(live_entries("", names(tmp_path), 4, lambda name: (tmp_path / name).read_bytes()))
+    assert [(one.sequence, one.msg_id, one.body_size, one.expiry_us, one.is_persistent) for one in found] == [
+        (entry.position, entry.msg_id, entry.body_size, entry.expiry_us, True) for entry in read
+    ]
+    for one, entry in zip(found, read, strict=True):
+        assert isinstance(one, LiveEntry)
+        data = (tmp_path / one.file).read_bytes()
+        assert data[one.term_offset : one.term_offset + one.term_size] == (entry.term or b"")
+    assert moves == ("0.idx" in names(tmp_path))
+
+
+MANIFEST = json.loads((CLEAN / "manifest.json").read_text())
+
+
+def place_of(queue):
+    vhost = CLEAN / "msg_stores/vhosts" / vhost_directory(queue["vhost"].encode())
+    return vhost / "queues" / queue_directory(queue["vhost"].encode(), queue["name"].encode())
+
+
+V1 = [queue for queue in MANIFEST["queues"] if list(place_of(queue).glob("*.idx")) and queue["expected"]]
+
+
+@pytest.mark.parametrize("queue", V1, ids=lambda queue: queue["name"])
+def test_queue_of_a_broker_has_what_the_broker_delivered(queue, tmp_path):
+    copy = tmp_path / "queue"
+    shutil.copytree(place_of(queue), copy)
+    count = read_segment_entries((place_of(queue).parent.parent / ".config").read_bytes())
+    index, expected = opened(copy, size=count), queue["expected"]
+    assert index.recovered.count == len(expected)
+    assert index.recovered.body_bytes == sum(one["size"] for one in expected)
+    for _ in range(2):  # the second time with our terms, after further messages
+        entries = index.read(0, count)[: len(expected)]
+        assert [(entry.position, entry.body_size) for entry in entries] == [(one["seq"], one["size"]) for one in expected]
+        for entry in entries:
+            assert entry.is_shared or read_message(entry.term)[0].indexed_size in (None, entry.body_size)
+        index.write([own(index._next)], [])
+        index = opened(copy, terms=index.close(), size=count)
+    index.write([], [one["seq"] for one in expected])
+    index.abandon()
+    index = opened(copy, size=count)
+    assert index.recovered.count == 2
+    index.abandon()
+
+
+# -- reading, and opening again ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, 3, 100])
+def test_entries_are_read_as_they_were_written(limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
+    index = opened(tmp_path)
+    index.write([own(0), shared(1)], [])
+    index.write([own(2, persistent=False), own(3, term=b"\x83h")], [0])
+    wanted = [shared(1), own(2, persistent=False), own(3, term=b"\x83h")]
+    assert index.read(0, 4) == wanted
+    assert index.read(2, 3) == wanted[1:2]
+    assert [entry.term for entry in index.read(0, 4, terms=False)] == [None] * 3
+    assert list(index.shared()) == [b"\2" * 16]
+    assert positions(index, 8, 12) == []
+    assert index.segment(7) == (4, 8)
+    index.abandon()
+
+
+def test_transient_message_may_be_written_after_its_successors(tmp_path):
+    index = opened(tmp_path)
+    index.write([own(1)], [])
+    index.write([own(0, persistent=False)], [])
+    assert positions(index) == [0, 1]
+    index.abandon()
+
+
+@pytest.mark.parametrize("limit", [3, 100])
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
+def test_reopened_index_has_what_was_left(clean, limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
+    index = opened(tmp_path)
+    index.write([own(position) for position in range(7)], [])
+    index.write([], [0, 1, 2, 3, 5])
+    terms = index.close()
+    again = opened(tmp_path, terms=json.loads(json.dumps(terms)) if clean else None)
+    assert attrs.astuple(again.recovered) == (7, 2, 4, None if clean else 20)
+    assert all_positions(again) == [4, 6]
+    again.write([own(7)], [4])
+    assert all_positions(again) == [6, 7]
+    again.abandon()
+    assert opened(tmp_path).recovered.count == 2
+
+
+def test_clean_opening_reads_no_segment(tmp_path, short_journal):
+    index = opened(tmp_path)
+    for position in range(20):
+        index.write([own(position)], [])
+    files = RecordingFiles()
+    again = opened(tmp_path, files=files, terms=index.close())
+    assert [Path(name).name for what, name, _ in files.operations if what in OPENINGS] == [JOURNAL, JOURNAL]
+    assert again.recovered.count == 20
+    again.abandon()
+
+
+def changed_nothing(path):
+    pass
+
+
+def changed_journal(path):
+    (path / JOURNAL).write_bytes((path / JOURNAL).read_bytes() + journal_mark(2, acked=True))
+
+
+def lost_segment(path):
+    (path / "0.idx").unlink()
+
+
+def new_segment(path):
+    shutil.copy(path / "0.idx", path / "9.idx")
+
+
+@pytest.mark.parametrize(("change", "count"), [(changed_nothing, 5), (changed_journal, 4), (lost_segment, 1), (new_segment, 9)])
+def test_terms_of_other_files_are_not_used(change, count, tmp_path, short_journal):
+    index = opened(tmp_path)
+    index.write([own(position) for position in range(4)], [])
+    index.write([own(4)], [])
+    terms = index.close()
+    change(tmp_path)
+    again = opened(tmp_path, terms=terms)
+    assert (again.recovered.count, again.recovered.body_bytes is None) == (count, change is changed_nothing)
+    again.abandon()
+
+
+@pytest.mark.parametrize("limit", [0, 100])
+def test_transient_entries_end_with_the_process(limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
+    index = opened(tmp_path)
+    index.write([own(0), own(1, persistent=False), own(2)], [])
+    index.write([own(3, persistent=False)], [])
+    index.abandon()
+    again = opened(tmp_path)
+    assert (again.recovered.next_position, again.recovered.count) == (4, 2)
+    assert positions(again) == [0, 2]
+    again.abandon()
+
+
+def test_next_position_is_above_acknowledged_ones(tmp_path, short_journal):
+    """A second publish with the number of an acknowledged one would be lost."""
+    index = opened(tmp_path)
+    index.write([own(position) for position in range(4)], [])
+    index.write([own(4)], [2, 3])
+    index.write([own(5)], [4])
+    index.write([], [5])
+    index.abandon()
+    again = opened(tmp_path)
+    assert (again.recovered.next_position, again.recovered.count) == (6, 2)
+    again.abandon()
+
+
+def test_index_without_messages_leaves_no_segment(tmp_path, short_journal):
+    index = opened(tmp_path)
+    index.write([own(position) for position in range(8)], [])
+    index.write([], [7, 6, 5, 0, 1, 2, 3, 4])
+    index.write([], [])
+    assert names(tmp_path) == [JOURNAL]
+    assert (tmp_path / JOURNAL).stat().st_size == 0
+    assert index._segments == {}
+    index.delete()
+    assert names(tmp_path) == []
+
+
+def test_number_of_entries_that_is_wrong_is_an_error(tmp_path, short_journal):
+    index = opened(tmp_path, size=8)
+    index.write([own(position) for position in range(8)], [])
+    index.write([], [])
+    index.abandon()
+    with pytest.raises(StoreError, match=r"0\.idx: has an entry 4, and segments have 4.*segment_entry_count"):
+        opened(tmp_path)
+
+
+def test_places_of_few_segments_are_in_memory(tmp_path, short_journal):
+    index = opened(tmp_path)
+    for position in range(40):
+        index.write([own(position)], [])
+    assert all_positions(index, 40) == list(range(40))
+    assert sum(segment.places is not None for segment in index._segments.values()) == 2
+    index.abandon()
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------------
+
+
+def real(position):
+    """A message that is surely one, also behind damage."""
+    term = encode_message(vhost=b"/", exchange=b"", routing_keys=[b"q"], raw_properties=b"\0\0", body=b"x" * 10, msg_id=ID)
+    return own(position, term=term)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "hole"])
+@pytest.mark.parametrize("limit", [2, 100])
+def test_message_that_a_power_failure_has_cut_is_not_there(damage, limit, tmp_path, monkeypatch):
+    """``hole``: what was written after it has arrived. Messages before it were synced."""
+    monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
+    index = opened(tmp_path, synced=True)
+    index.write([real(0), real(1), real(2)], [])
+    index.write([real(3)], [0])
+    synced = (tmp_path / JOURNAL).stat().st_size
+    index.write([real(4)], [3])
+    index.write([real(5), real(6), real(7), real(8)], [])
+    index.abandon()
+    data = (tmp_path / JOURNAL).read_bytes()
+    if limit == 2:  # the third call has moved what was before
+        synced = 0
+    for at in range(synced, len(data), 7):
+        size = 60 if damage == "hole" else len(data)
+        changed = data[:at] if damage == "cut" else data[:at] + bytes(len(data[at : at + size])) + data[at + size :]
+        copy = tmp_path / str(at)
+        copy.mkdir()
+        for path in tmp_path.glob("*.idx"):
+            shutil.copy(path, copy)
+        (copy / JOURNAL).write_bytes(changed)
+        again = opened(copy)
+        kept = all_positions(again)
+        assert {1, 2} <= set(kept) <= set(range(1, 9)), at
+        assert len(kept) == again.recovered.count
+        if damage != "hole":
+            assert kept == sorted(kept)
+            assert kept[-1] - (kept[0] - 1) - len(kept) in (0, 1), "only the end is missing"
+        again.write([own(20)], [1])
+        again.abandon()
+        last_time = opened(copy)
+        assert last_time.recovered.count == len(kept), at
+        last_time.abandon()
+
+
+STEPS = [
+    ([own(0), own(1), own(2)], []),
+    ([own(3), own(4)], []),
+    ([own(position) for position in range(5, 10)], [0, 1, 2, 3, 6]),
+    ([], []),
+    ([own(10)], [5]),
+]
+
+
+def test_write_that_failed_anywhere_can_be_repeated(tmp_path, short_journal):
+    whole = RecordingFiles()
+    index = run_steps(make(tmp_path / "whole"), whole)
+    total = whole.count(*CHANGES, *OPENINGS)
+    assert total > 20
+    index.abandon()
+    for fail in range(total):
+        path, files = make(tmp_path / str(fail)), FailingFiles(fail, error=errno.ENOSPC)
+        index = run_steps(path, files)
+        assert files.failed
+        assert all_positions(index) == [4, 7, 8, 9, 10], files.failed
+        for terms in (index.close(), None):
+            again = opened(path, terms=terms)
+            assert all_positions(again) == [4, 7, 8, 9, 10], files.failed
+            assert again.recovered.count == 5, files.failed
+            again.abandon()
+        for segment in path.glob("*.idx"):
+            assert not index_v1.read_segment(segment.read_bytes()).damage
+
+
+def run_steps(path, files):
+    index = retried(partial(opened, path, files=files, synced=True))
+    for entries, acks in STEPS:
+        retried(partial(index.write, entries, acks))
+        retried(partial(lambda index: index.sync()(), index))
+    return index
+
+
+def retried(call):
+    try:
+        return call()
+    except OSError:
+        return call()
+
+
+def make(path):
+    path.mkdir()
+    return path
+
+
+def test_sync_is_of_the_journal_and_new_names(tmp_path):
+    files = RecordingFiles()
+    index = opened(tmp_path, files=files, synced=True)
+    index.sync()()
+    before = files.count("sync_directory")
+    index.write([own(0), own(5)], [])
+    index.sync()()
+    assert (files.count("sync"), files.count("sync_directory")) == (1, before + 1)
+    index.sync()()
+    assert files.count("sync") == 1
+    index.abandon()
+
+
+def test_segments_are_synced_before_the_journal_is_cut(tmp_path, short_journal):
+    files = RecordingFiles()
+    index = opened(tmp_path, files=files, synced=True)
+    index.write([own(position) for position in range(5)], [])
+    files.operations.clear()
+    index.write([], [])
+    index.abandon()
+    assert [(what, Path(name).name) for what, name, _ in files.changes()] == [
+        ("create", "0.idx"), ("pwrite", "0.idx"), ("sync", "0.idx"),
+        ("create", "1.idx"), ("pwrite", "1.idx"), ("sync", "1.idx"),
+        ("sync_directory", tmp_path.name), ("truncate", JOURNAL),
+    ]  # fmt: skip
+
+
+def test_segment_of_a_killed_process_is_synced_before_the_journal_is_cut(tmp_path, short_journal):
+    """It has the entries, so nothing is written; but that process may have ended before it synced them."""
+    index = opened(tmp_path, synced=True)
+    index.write([own(0)], [])
+    index.abandon()
+    (tmp_path / "0.idx").write_bytes(publish(0, own(0)) + index_v1.encode_mark(0))
+    files = RecordingFiles()
+    opened(tmp_path, files=files, synced=True).abandon()
+    assert [what for what, name, size in files.changes() if "idx" in name or size == 0][-2:] == ["sync_directory", "truncate"]
+    assert ("sync", "0.idx", 0) in files.operations
+    assert (tmp_path / "0.idx").stat().st_size == len(publish(0, own(0))) + 2
+
+
+def test_failed_sync_is_not_trusted_the_second_time(tmp_path):
+    """The system may have dropped the bytes: they are written again, elsewhere."""
+    index = opened(tmp_path, files=FailingFiles(), synced=True)
+    index.write([own(0)], [])
+    index._files.fail, run = 0, index.sync()
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        run()
+    index.sync()()
+    assert (tmp_path / "0.idx").read_bytes() == publish(0, own(0)) + index_v1.encode_mark(0)
+    assert positions(index) == [0]
+    index.abandon()
+
+
+def test_publish_without_a_mark_gets_one(tmp_path):
+    """A broker before 3.10 wrote it when the message was delivered; a crash may have cut it off."""
+    (tmp_path / "0.idx").write_bytes(publish(0, own(0)) + publish(1, own(1)) + index_v1.encode_mark(1))
+    index = opened(tmp_path)
+    assert (tmp_path / "0.idx").read_bytes().endswith(index_v1.encode_mark(1) + index_v1.encode_mark(0))
+    assert positions(index) == [0, 1]
+    index.abandon()
+
+
+def test_segment_with_a_torn_end_loses_nothing_that_follows(tmp_path, caplog):
+    whole = publish(0, own(0)) + index_v1.encode_mark(0)
+    (tmp_path / "0.idx").write_bytes(whole + publish(1, own(1))[:-3])
+    index = opened(tmp_path)
+    assert positions(index) == [0]
+    assert f"0.idx: 44 bytes at {len(whole)}: bytes that are no entry, or one that is cut" in caplog.text
+    assert (tmp_path / "0.idx").read_bytes() == whole
+    index.abandon()
+
+
+def test_segment_that_became_shorter_loses_its_end_only(tmp_path, short_journal, caplog):
+    index = opened(tmp_path)
+    index.write([own(position) for position in range(4)], [])
+    index.write([], [])
+    assert positions(index) == [0, 1, 2, 3]
+    with (tmp_path / "0.idx").open("r+b") as file:
+        file.truncate(100)
+    assert positions(index) == [0, 1]
+    assert "0.idx: is shorter than it was; 2 messages cannot be read" in caplog.text
+    index.abandon()
+
+
+@pytest.mark.parametrize("behind", [1, 3])
+def test_entries_behind_damage_are_not_used(behind, tmp_path, caplog):
+    """They were not confirmed. A copy is kept, if there are several."""
+    whole = publish(0, own(0), journal=True) + journal_mark(0, acked=False)
+    damaged = bytearray(publish(1, real(1), journal=True))
+    damaged[24] = 0xFF  # its time
+    rest = b"".join(publish(2 + number, real(2 + number), journal=True) for number in range(behind))
+    data = whole + bytes(damaged) + rest
+    (tmp_path / JOURNAL).write_bytes(data)
+    assert sorted(index_v1.read_journal(data).publishes) == [0, *range(2, 2 + behind)]
+    index = opened(tmp_path)
+    assert attrs.astuple(index.recovered) == (1, 1, 0, 10)
+    assert all_positions(index, 80) == [0]
+    index.abandon()
+    copies = [] if behind == 1 else [f"{JOURNAL}.damaged-1"]
+    assert names(tmp_path) == ["0.idx", JOURNAL, *copies]
+    if copies:
+        assert (tmp_path / copies[0]).read_bytes() == data
+        assert f"entries behind byte {len(whole)} are not used; a copy of the file is kept as {copies[0]}" in caplog.text
+
+
+def test_entries_in_a_message_that_is_cut_are_not_used(tmp_path):
+    whole = publish(0, own(0), journal=True)
+    inside = b"".join(publish(77 + number, shared(77), journal=True) for number in range(3))
+    cut = publish(1, own(1, term=b"\x83h" + inside + bytes(99)), journal=True)[:-90]
+    (tmp_path / JOURNAL).write_bytes(whole + cut)
+    index = opened(tmp_path)
+    assert all_positions(index, 80) == [0]
+    index.abandon()
+
+
+def test_segment_that_is_damaged_in_the_middle_keeps_the_rest(tmp_path, caplog):
+    """It is written again: the next crash could not be told from the damage otherwise."""
+    rows = [publish(number, real(number)) + index_v1.encode_mark(number) for number in range(5)]
+    rows[1] = bytes(len(rows[1]))
+    (tmp_path / "0.idx").write_bytes(b"".join(rows))
+    index = opened(tmp_path, size=8)
+    assert positions(index, 0, 8) == [0, 2, 3, 4]
+    index.write([real(5)], [2])
+    index.abandon()
+    assert (tmp_path / "0.idx").read_bytes() == b"".join(rows[:1] + rows[2:])
+    assert (tmp_path / "0.idx.damaged-1").read_bytes() == b"".join(rows)
+    assert "0.idx: was written again without the damage; a copy of the file is kept as 0.idx.damaged-1" in caplog.text
+    index = opened(tmp_path, size=8)
+    assert attrs.astuple(index.recovered)[:2] == (6, 4)
+    assert positions(index, 0, 8) == [0, 3, 4, 5]
+    index.abandon()
+
+
+@pytest.mark.parametrize("kept", range(0, 400, 9))
+def test_move_that_was_cut_is_repeated(kept, tmp_path):
+    """The segment has a part of what moved; the journal still has all of it."""
+    index = opened(tmp_path, size=8)
+    index.write([real(number) for number in range(4)], [1])
+    index.abandon()
+    moved = b"".join(publish(number, real(number)) + index_v1.encode_mark(number) for number in (0, 2, 3))
+    (tmp_path / "0.idx").write_bytes(moved[:kept])
+    index = opened(tmp_path, size=8)
+    assert positions(index, 0, 8) == [0, 2, 3]
+    index.abandon()
+    assert (tmp_path / "0.idx").read_bytes() == moved
+
+
+def test_empty_queue_writes_nothing(tmp_path):
+    files = RecordingFiles()
+    index = opened(tmp_path, files=files, synced=True)
+    index.write([], [])
+    index.sync()()
+    opened(tmp_path, files=files, terms=index.close(), synced=True).abandon()
+    assert files.changes() == []

@@ -1,0 +1,382 @@
+"""Queue index v2: entries of 32 bytes in ``N.qi``, embedded messages in ``N.qs``, as RabbitMQ since 3.10 writes them.
+
+Order on disk: ``N.qi`` is created before ``N.qs``, and deleted after it, so ``N.qs`` never stands alone. A message is appended
+to ``N.qs`` before its entry is written. Both are synced before the message is confirmed; the checksum of the message tells if a
+power failure before that has kept the entry only. An acknowledgement overwrites the entry with zeros.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import compress, groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from msgstore_queues.contract import Entry, QueueIndexContext, Recovered
+from rabbitmq_files import index_v2
+from rabbitmq_files.index_v2 import ENTRY_SIZE, HEADER_SIZE, INDEX_MAGIC, STORE_MAGIC, STORED_SIZE
+
+log = logging.getLogger("msgstore.queues")
+
+SEGMENT_ENTRIES = 4096
+"""Messages of a segment, as RabbitMQ has them."""
+ALONE = ".without-index"
+"""Suffix of a ``.qs`` file whose ``.qi`` file is missing. It is kept for a rescue."""
+_NAME = re.compile(r"(0|[1-9]\d{0,15})\.(qi|qs)")
+_MAX_OPEN = 4
+"""Segments of a queue whose files stay open."""
+_MAX_OPEN_OF_ALL = 200
+"""Segments of all queues whose files stay open, about, from one flush to the next."""
+_CHECKED = 2
+"""Newest segments whose messages are checked after a crash. A message of an older one is checked when it is read."""
+_WORDS = ENTRY_SIZE // 4
+_OFFSET_WORD, _BODY_SIZE_WORD = 2, 5
+"""Words of an entry: the lower half of the offset in ``N.qs``, and the size of the body."""
+_FLAGS_BYTE, _PLACE_BYTE = 1, 3
+_position = attrgetter("position")
+
+
+@attrs.define(eq=False)
+class _Segment:
+    number: int
+    live: int = 0
+    """Messages that are not acknowledged."""
+    stored: int = 0
+    """Bytes of ``N.qs``; 0: there is no such file yet."""
+    index_fd: int | None = None
+    store_fd: int | None = None
+    is_unsynced: bool = False
+
+
+class QueueIndexV2:
+    """Implements :class:`msgstore_queues.contract.QueueIndex`."""
+
+    open_of_all = 0
+    """Segments of all indexes with open files, about: threads count without a lock."""
+
+    def __init__(self, context: QueueIndexContext) -> None:
+        self._directory = context.directory
+        self._files = context.files
+        self._is_synced = context.is_synced
+        self._size = context.segment_entries or SEGMENT_ENTRIES
+        self._segments: dict[int, _Segment] = {}
+        self._open: dict[int, _Segment] = {}
+        """Segments with open files; the last one was used last."""
+        self._next = 0
+        """Position above all that were written."""
+        self._has_new_names = False
+        """True if the directory must be synced."""
+        self._has_failed_sync = False
+        """True after a sync that failed: the system may take what was not written for written, unless it is written again."""
+        self._done = 0
+        """Entries of the last call of ``write``, which failed, that are written: they begin the next call, too."""
+        self.recovered = self._recover(context.terms)
+
+    # -- opening ----------------------------------------------------------------------------------------------------------
+
+    def _recover(self, terms: Mapping[str, Any] | None) -> Recovered:
+        names = self._files.list(self._directory)
+        found: dict[str, set[int]] = {"qi": set(), "qs": set()}
+        for match in filter(None, map(_NAME.fullmatch, names)):
+            found[match[2]].add(int(match[1]))
+        for number in found["qs"] - found["qi"]:
+            path = self._path(number, "qs")
+            log.warning("%s: has no index, and is not read; it is kept as %s", path, path.name + ALONE)
+            self._files.replace(path, path.with_name(path.name + ALONE))
+        if terms is not None and terms["segment_entries"] == self._size:
+            live = {int(number): count for number, count in terms["live"].items()}
+            if live.keys() == found["qi"]:
+                self._segments = {
+                    number: _Segment(number, count, names.get(f"{number}.qs", (0, 0))[0]) for number, count in live.items()
+                }
+                self._next = terms["next"]
+                return Recovered(self._next, sum(live.values()), min(live, default=0) * self._size, None)
+        return self._read_all(sorted(found["qi"]), names)
+
+    def _read_all(self, numbers: Sequence[int], names: Mapping[str, tuple[int, int]]) -> Recovered:
+        """Count the entries of all segments. Those whose messages were never written are dropped: they were not confirmed."""
+        count = body_bytes = 0
+        first = None
+        for number in numbers:
+            segment = self._segments[number] = _Segment(number)
+            data = self._files.read_file(self._path(number, "qi"))
+            segment.stored = names.get(f"{number}.qs", (0, 0))[0]
+            if number in numbers[-_CHECKED:] or not self._reaches(data, segment.stored):
+                data = self._without(segment, data, self._torn(segment, data))
+            states, flags = data[HEADER_SIZE::ENTRY_SIZE], data[HEADER_SIZE + _FLAGS_BYTE :: ENTRY_SIZE]
+            if states.count(1) > flags.count(1):
+                transient = [row for row, state in enumerate(states) if state == 1 and not flags[row] & 1]
+                data = self._without(segment, data, [number * self._size + row for row in transient])
+                states = data[HEADER_SIZE::ENTRY_SIZE]
+            segment.live = states.count(1)
+            if not segment.live:
+                self._delete_files(segment)
+                del self._segments[number]
+                continue
+            first = number * self._size + states.index(1) if first is None else first
+            self._next = number * self._size + states.rindex(1) + 1
+            count += segment.live
+            body_bytes += sum(compress(_words(data, _BODY_SIZE_WORD), states))  # a crash may leave a part of what was zeroed
+        return Recovered(self._next, count, self._next if first is None else first, body_bytes)
+
+    def _without(self, segment: _Segment, data: bytes, positions: Sequence[int]) -> bytes:
+        """Overwrite entries with zeros. Return the content of ``N.qi``, which was ``data``."""
+        if not positions:
+            return data
+        self._zero(segment, positions)
+        return self._files.read_file(self._path(segment.number, "qi"))
+
+    def _reaches(self, data: bytes, stored: int) -> bool:
+        """Return True if no message of the entries in ``data`` begins behind the end of ``N.qs``."""
+        return max(_words(data, _OFFSET_WORD), default=0) < max(stored, 1)
+
+    def _torn(self, segment: _Segment, data: bytes) -> list[int]:
+        """Return the positions of entries whose messages are not whole."""
+        found = index_v2.read_index(data)
+        for offset, size, reason in found.damage:
+            log.warning("%s: %d bytes at %d: %s", self._path(segment.number, "qi"), size, offset, reason)
+        stored = self._files.read_file(self._path(segment.number, "qs")) if segment.stored else b""
+        return [entry.number for entry in found.entries if not _is_whole(entry, stored)]
+
+    # -- writing ----------------------------------------------------------------------------------------------------------
+
+    def write(self, entries: Sequence[Entry], acks: Sequence[int]) -> None:
+        while self._done < len(entries):
+            number = entries[self._done].position // self._size
+            stop = bisect_left(entries, (number + 1) * self._size, self._done, key=_position)
+            self._append(self._opened(number), entries[self._done : stop])
+            self._done = stop
+        acks_of = {number: list(group) for number, group in groupby(sorted(acks), key=lambda at: at // self._size)}
+        finished = [
+            number
+            for number, positions in acks_of.items()
+            if len(positions) == self._segments[number].live and self._next >= (number + 1) * self._size
+        ]
+        for number, positions in acks_of.items():
+            if number not in finished:
+                self._zero(self._segments[number], positions)
+        for number in finished:
+            self._delete_files(self._segments[number])
+        for number, positions in acks_of.items():
+            self._segments[number].live -= len(positions)
+        for number in finished:
+            del self._segments[number]
+        self._done = 0
+        if QueueIndexV2.open_of_all > _MAX_OPEN_OF_ALL:
+            for segment in [one for one in self._open.values() if not one.is_unsynced]:
+                self._close(segment)
+
+    def _append(self, segment: _Segment, entries: Sequence[Entry]) -> None:
+        """Write entries of one segment: the messages, then runs of entries without gaps."""
+        assert segment.index_fd is not None
+        begin = max(segment.stored, HEADER_SIZE)
+        rows, stored = index_v2.encode_run(entries, begin)
+        messages = b"".join(stored)
+        if messages:
+            if segment.store_fd is None:
+                segment.store_fd = self._open_or_create(segment.number, "qs", STORE_MAGIC)
+            self._files.pwrite(segment.store_fd, messages, begin)
+        positions = [entry.position for entry in entries]
+        for start, stop in _runs(positions):
+            self._files.pwrite(segment.index_fd, b"".join(rows[start:stop]), self._offset(positions[start]))
+        if messages:
+            segment.stored = begin + len(messages)
+        segment.live += len(entries)
+        segment.is_unsynced = self._is_synced
+        self._next = max(self._next, positions[-1] + 1)
+
+    def _zero(self, segment: _Segment, positions: Sequence[int]) -> None:
+        """Overwrite entries with zeros. ``positions``: ascending."""
+        if positions:
+            fd = self._opened(segment.number).index_fd
+            assert fd is not None
+            for start, stop in _runs(positions):
+                self._files.pwrite(fd, bytes(ENTRY_SIZE * (stop - start)), self._offset(positions[start]))
+            segment.is_unsynced = self._is_synced
+
+    def _delete_files(self, segment: _Segment) -> None:
+        self._close(segment)
+        self._files.unlink(self._path(segment.number, "qs"))
+        self._files.unlink(self._path(segment.number, "qi"))
+        self._has_new_names = True
+
+    def sync(self) -> Callable[[], None]:
+        segments = [segment for segment in self._segments.values() if segment.is_unsynced]
+        fds = [os.dup(fd) for one in segments for fd in (one.store_fd, one.index_fd) if fd is not None]
+        new_names, self._has_new_names = self._has_new_names, False
+        must_rewrite, self._has_failed_sync = self._has_failed_sync, False
+        for segment in segments:
+            segment.is_unsynced = False
+
+        def run() -> None:
+            try:
+                with ExitStack() as stack:
+                    for fd in fds:
+                        stack.enter_context(self._files.closing(fd))
+                    for fd in fds:
+                        if must_rewrite:
+                            self._files.pwrite(fd, self._files.pread(fd, self._files.size_and_mtime(fd)[0], 0), 0)
+                        self._files.sync(fd)
+                if new_names:
+                    self._files.sync_directory(self._directory)
+            except OSError:  # the next sync repeats it
+                for segment in segments:
+                    segment.is_unsynced = True
+                self._has_new_names |= new_names
+                self._has_failed_sync = True
+                raise
+
+        return run
+
+    # -- reading ----------------------------------------------------------------------------------------------------------
+
+    def segment(self, position: int) -> tuple[int, int]:
+        first = position - position % self._size
+        return first, first + self._size
+
+    def read(self, start: int, stop: int, *, terms: bool = True) -> list[Entry]:
+        segment = self._segments.get(start // self._size)
+        if segment is None:
+            return []
+        self._opened(segment.number)
+        assert segment.index_fd is not None
+        data = self._files.pread(segment.index_fd, (stop - start) * ENTRY_SIZE, self._offset(start))
+        data = data[: len(data) - len(data) % ENTRY_SIZE]
+        rows = list(index_v2.live_rows(data))
+        first, stored = self._stored_of(segment, rows) if terms else (0, b"")
+        entries = []
+        for row, is_persistent, msg_id, offset, size, body_size, expiry_us in rows:
+            term = _stored_term(stored, offset - first, size) if size and terms else None
+            if term is not None or not terms or not size:
+                entries.append(Entry(start + row, is_persistent, msg_id, body_size, expiry_us, term, not size))
+        if lost := data[::ENTRY_SIZE].count(1) - len(entries):
+            path = self._path(segment.number, "qi")
+            log.warning("%s: %d messages from position %d to %d cannot be read", path, lost, start, stop)
+        return entries
+
+    def _stored_of(self, segment: _Segment, rows: Sequence[tuple[int, bool, bytes, int, int, int, int]]) -> tuple[int, bytes]:
+        """Return the part of ``N.qs`` that has the messages of rows, and its offset."""
+        places = [(offset, offset + STORED_SIZE + size) for _, _, _, offset, size, _, _ in rows if size]
+        if not places or not segment.stored:
+            return 0, b""
+        if segment.store_fd is None:
+            segment.store_fd = self._open_or_create(segment.number, "qs", STORE_MAGIC)
+        first, end = min(places)[0], min(max(end for _, end in places), segment.stored)
+        return first, self._files.pread(segment.store_fd, max(end - first, 0), first)
+
+    def shared(self) -> Iterator[bytes]:
+        for number in sorted(self._segments):
+            data = self._files.read_file(self._path(number, "qi"))
+            if b"\1" in data[HEADER_SIZE + _PLACE_BYTE :: ENTRY_SIZE]:
+                yield from (entry.msg_id for entry in index_v2.read_index(data).entries if entry.place == "shared")
+
+    # -- files and the end ------------------------------------------------------------------------------------------------
+
+    def _opened(self, number: int) -> _Segment:
+        """Return a segment with its index file open. A new one gets a file. Older ones are closed."""
+        segment = self._segments.get(number) or _Segment(number)
+        if segment.index_fd is None:
+            segment.index_fd = self._open_or_create(number, "qi", INDEX_MAGIC)
+            QueueIndexV2.open_of_all += 1
+            self._segments[number] = segment
+        self._open.pop(number, None)
+        self._open[number] = segment
+        while len(self._open) > _MAX_OPEN:
+            oldest = next((one for one in self._open.values() if not one.is_unsynced), None)
+            if oldest is None or oldest is segment:
+                break
+            self._close(oldest)
+        return segment
+
+    def _open_or_create(self, number: int, suffix: str, magic: bytes) -> int:
+        """Return a descriptor of a file with a header. A crash or a full disk may have left it without one."""
+        path, first = self._path(number, suffix), number * self._size
+        try:
+            fd = self._files.open_write(path)
+        except FileNotFoundError:
+            fd = self._files.create(path)
+            self._has_new_names = True
+        try:
+            if self._files.size_and_mtime(fd)[0] < HEADER_SIZE:
+                self._files.pwrite(fd, index_v2.encode_header(magic, first, first + self._size), 0)
+        except BaseException:
+            self._files.close(fd)
+            raise
+        return fd
+
+    def _close(self, segment: _Segment) -> None:
+        self._open.pop(segment.number, None)
+        QueueIndexV2.open_of_all -= segment.index_fd is not None
+        for fd in (segment.index_fd, segment.store_fd):
+            if fd is not None:
+                self._files.close(fd)
+        segment.index_fd = segment.store_fd = None
+
+    def close(self) -> Mapping[str, Any]:
+        self.abandon()
+        return {
+            "segment_entries": self._size, "next": self._next,
+            "live": {str(number): segment.live for number, segment in sorted(self._segments.items())},
+        }  # fmt: skip
+
+    def abandon(self) -> None:
+        for segment in list(self._open.values()):
+            self._close(segment)
+
+    def delete(self) -> None:
+        for segment in list(self._segments.values()):
+            self._delete_files(segment)
+        self._segments.clear()
+
+    def _path(self, number: int, suffix: str) -> Path:
+        return self._directory / f"{number}.{suffix}"
+
+    def _offset(self, position: int) -> int:
+        """Return the offset of an entry in its file."""
+        return HEADER_SIZE + position % self._size * ENTRY_SIZE
+
+
+def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end, in ``positions``, of each part without gaps."""
+    if positions[-1] - positions[0] < len(positions):  # as nearly always
+        yield 0, len(positions)
+        return
+    start = 0
+    for at in range(1, len(positions) + 1):
+        if at == len(positions) or positions[at] != positions[at - 1] + 1:
+            yield start, at
+            start = at
+
+
+def _words(data: bytes, word: int) -> array[int]:
+    """Return a word of every entry in the content of ``N.qi``."""
+    words = array("I", data[HEADER_SIZE : len(data) - (len(data) - HEADER_SIZE) % ENTRY_SIZE])
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words[word::_WORDS]
+
+
+def _is_whole(entry: index_v2.Entry, stored: bytes) -> bool:
+    """Return True if the message of an entry is in a message store, or whole in ``stored``, the content of ``N.qs``."""
+    if entry.place == "own":
+        return _stored_term(stored, entry.stored_offset, entry.stored_size) is not None
+    return entry.place == "shared"
+
+
+def _stored_term(stored: bytes, offset: int, size: int) -> bytes | None:
+    """Return the message at ``offset`` of a part of ``N.qs``, or None if it is not whole."""
+    try:
+        begin, _ = index_v2.read_stored(stored, offset, size, begin=0)
+    except index_v2.StoredError:
+        return None
+    return stored[begin : begin + size]

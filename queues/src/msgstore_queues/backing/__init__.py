@@ -1,0 +1,1 @@
+"""Backing queues of this distribution. No queue, and no vhost: they are below those."""

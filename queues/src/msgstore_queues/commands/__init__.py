@@ -1,0 +1,1 @@
+"""Commands ``queue`` and ``vhost`` of the program ``msgstore``."""

@@ -1,0 +1,50 @@
+"""Vhosts for tests: flushed when a test says so, closed at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msgstore_queues import VHost, open_vhost
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., VHost]]:
+    """Open the vhost of the test; a second call closes the first one."""
+    found: list[VHost] = []
+
+    def open_again(**options: Any) -> VHost:
+        while found:
+            found.pop().close()
+        found.append(open_vhost(tmp_path, **{"sync_interval": "365d", **options}))
+        return found[-1]
+
+    yield open_again
+    for vhost in found:
+        vhost.abandon()
+
+
+@pytest.fixture
+def vhost(opened: Callable[..., VHost]) -> VHost:
+    return opened()
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1e9
+
+    def passes(self, vhost: VHost, seconds: float) -> None:
+        """Move it, and publish what is due then."""
+        self.now += seconds
+        vhost.release_due()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.time", lambda: clock.now)
+    return clock

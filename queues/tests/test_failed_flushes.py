@@ -1,0 +1,140 @@
+"""A flush writes what came before it. If it fails, the next one repeats it, and confirms all."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+import msgstore
+from msgstore.contract import StoreIOError
+from msgstore.files import Files
+from msgstore.option_values import structure
+from msgstore_queues.catalogue import load_catalogue
+from msgstore_queues.options import VHostOptions
+from msgstore_queues.vhost import VHost
+
+
+class FailOnce(Files):
+    """Fails the next operation of a name; records the syncs that succeed."""
+
+    def __init__(self):
+        self.failing = None
+        self.synced = []
+
+    def _fail(self, name):
+        if self.failing == name:
+            self.failing = None
+            raise OSError(errno.EIO, "Input/output error")
+
+    def pwrite(self, fd, data, offset):
+        self._fail("pwrite")
+        super().pwrite(fd, data, offset)
+
+    def sync(self, fd):
+        self._fail("sync")
+        self.synced.append(self.identity(fd))
+
+
+def opened(path, files, **options):
+    values = structure(VHostOptions, {"sync_interval": "365d", **options}, "a test")
+    return VHost(path, "/", values, load_catalogue(), where="a test", files=files, open_store=msgstore.open_store)
+
+
+def test_flush_after_failed_one_writes_later_messages(tmp_path):
+    files, confirmed = FailOnce(), []
+    vhost = opened(tmp_path, files)
+    jobs = vhost.queue("jobs")
+    jobs.publish(b"0", on_confirm=lambda: confirmed.append(0))
+    files.failing = "pwrite"
+    with pytest.raises(StoreIOError):
+        vhost.flush()
+    jobs.publish(b"1", on_confirm=lambda: confirmed.append(1))
+    vhost.flush()
+    assert confirmed == [0, 1]
+    vhost.abandon()
+    with opened(tmp_path, Files()) as vhost:
+        assert len(vhost.queue("jobs")) == 2
+
+
+@pytest.mark.parametrize("failing", ["pwrite", "sync"])
+def test_flush_after_failed_one_syncs_all_queues(failing, tmp_path):
+    """Confirmed messages survive a power failure: each file is synced after its last write."""
+    files = FailOnce()
+    vhost = opened(tmp_path, files, durability="fsync")
+    jobs, others = vhost.queue("jobs", index="v2"), vhost.queue("others", index="v2")
+    vhost.flush()
+    jobs.publish(b"0")
+    vhost.flush()
+    others.publish(b"1")
+    jobs.publish(b"2")
+    files.failing = failing
+    with pytest.raises(StoreIOError):
+        vhost.flush()
+    files.synced.clear()
+    vhost.flush()
+    entries = {files.identity(path) for path in vhost.directory.glob("queues/*/0.q*")}
+    vhost.close()
+    assert len(entries) == 4
+    assert entries <= set(files.synced)
+
+
+def test_flush_leaves_what_is_newer_to_the_next_one(tmp_path):
+    vhost = opened(tmp_path, Files())
+    jobs = vhost.queue("jobs")
+    jobs.publish(b"0")
+    jobs.backing.begin_flush()
+    jobs.publish(b"1")
+    assert [jobs.take().body, jobs.take().body] == [b"0", b"1"]
+    for body in (b"2", b"3"):
+        jobs.publish(body)
+    jobs.backing.write()
+    vhost.abandon()
+    with opened(tmp_path, Files()) as vhost:
+        assert [message.body for message in vhost.queue("jobs").browse()] == [b"0"]
+
+
+@pytest.mark.parametrize("failing", ["persistent", "transient"])
+def test_bodies_that_cannot_be_removed_are_removed_by_the_next_flush(failing, tmp_path, monkeypatch):
+    """Once, and no reference of another queue; and the confirms come."""
+    large, confirmed = bytes(5000), []
+    with opened(tmp_path, Files()) as vhost:
+        jobs, other = vhost.queue("jobs"), vhost.queue("other")
+        vhost.publish(large, ["jobs", "other"])
+        jobs.publish(large, persistent=False)
+        jobs.set_memory_target(0)
+        vhost.flush()
+        assert len(vhost.transient) == 1
+        jobs.ack(jobs.take(), jobs.take())
+
+        def fail_once(ids):
+            monkeypatch.undo()
+            raise StoreIOError("no space", ids=ids)
+
+        monkeypatch.setattr(getattr(vhost, failing), "remove", fail_once)
+        other.publish(b"1", on_confirm=lambda: confirmed.append(1))
+        with pytest.raises(StoreIOError, match="no space"):
+            vhost.flush()
+        assert vhost._flusher._flush_at is not None
+        vhost.flush()
+        assert confirmed == [1]
+        assert (len(vhost.persistent), len(vhost.transient)) == (1, 0)
+        assert other.take().body == large
+
+
+def test_proxy_that_passes_all_calls_on_gets_whole_messages(tmp_path):
+    class Proxy:
+        def __init__(self, below):
+            self.below = below
+
+        def __getattr__(self, name):
+            return getattr(self.below, name)
+
+    with opened(tmp_path, Files()) as vhost:
+        jobs = vhost.queue("jobs")
+        with jobs.lock:
+            jobs.renew(Proxy(jobs.backing))
+        published = []
+        jobs.backing.publish = published.append
+        jobs.publish(b"1")
+        assert [message.body for message in published] == [b"1"]
