@@ -87,8 +87,11 @@ ACME_CELLS = {str(cell): cell for cell in (Cell(index, "v2", "audit") for index 
 FOREIGN_CELLS = {
     str(cell): cell for cell in map(Cell, ("ets", "lmdb", "sqlite", "sqlite", "sqlite"), ("ledger",) * 3 + ("v1", "v2"))
 }
-"""With the backends of tests/foreign, which speak to core through the contract only."""
-needs_foreign = pytest.mark.skipif(find_spec("foreign_backends") is None, reason="pip install -e ./tests/foreign")
+"""With backends that speak to core through the contract only."""
+needs_foreign = pytest.mark.skipif(
+    None in map(find_spec, ("foreign_backends", "acme_sqlite_index")),
+    reason="pip install -e ./tests/foreign -e ./examples/acme_sqlite_index",
+)
 
 
 class FullDisk(UnsyncedFiles):

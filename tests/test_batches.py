@@ -340,6 +340,11 @@ def test_stretch_that_was_changed_has_no_records(mixed: SegmentInput) -> None:
     with pytest.raises(StoreError, match=r"0\.sqs: unreadable: ZeroDivisionError"):
         rows(stretch, decoding(lambda msg_id, body: 1 / 0))
     assert rows(SegmentRange(64, len(data), checksum(data, len(data))), decoding(change)) == 0
+    Path(mixed.path).unlink()
+    assert rows(stretch) == 0
+    Path(mixed.path).mkdir()
+    with pytest.raises(StoreError, match=r"0\.sqs: unreadable: "):  # else the next batch would begin behind it
+        rows(stretch)
 
 
 def test_checksum_does_not_depend_on_holes(tmp_path):

@@ -12,8 +12,8 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.config import Backend, backend_of, structure
 from msgstore.contract import ConfigError, Duration
+from msgstore.option_values import Backend, backend_of, structure
 from support import A, command, json_of
 
 KEY = "ab" * 16
@@ -98,6 +98,8 @@ def test_commands_take_options_of_codec(letters, how, tmp_path):
     json_of("scan", letters, *wrong, code=1)
     json_of("salvage", letters, tmp_path / "rescued", *options)
     json_of("salvage", letters, tmp_path / "nothing", *wrong, code=1)
+    for verb in (["scan", letters], ["salvage", letters, tmp_path / "none"]):
+        assert "other options of the codec 'aes-gcm'" in " ".join(command(*verb, *wrong, code=1).stdout.split())
     body = json.dumps({"use": "aes-gcm", "key": {"file": str(tmp_path / "key")}})
     rows = json_of("messages", letters, "--source-option", f"body={body}")
     assert [base64.b64decode(row["body"]) for row in rows if "body" in row] == [b"secret"]
@@ -140,6 +142,7 @@ def test_store_without_options_of_its_codec_does_what_needs_no_body(letters, tmp
         error = command(*arguments, code=2).stderr
         assert "was written with the body codec 'aes-gcm', which has options" in error
         assert "the key 'key' is missing. Give them in a configuration" in error
+        assert "in Python as body={'use': 'aes-gcm', ...}, or" in error
     command("rm", letters, A.hex())
 
 

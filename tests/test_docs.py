@@ -6,9 +6,11 @@ Everything in the fences of a page is an example: :mod:`docs.reading` does it. B
 from __future__ import annotations
 
 import codeop
+import contextlib
 import inspect
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 import attrs
 import click
 import pytest
+from click.testing import CliRunner
 
 import msgstore
 import msgstore.contract
@@ -50,13 +53,14 @@ ELSEWHERE = {
     "examples/acme_zstd_body/README.md": "test_examples.py does it all in an environment with its wheel only",
     "examples/acme_stamped_format/README.md": "test_examples.py does it all in an environment with its wheel only",
     "examples/acme_find_command/README.md": "test_examples.py does it all in an environment with its wheel only",
+    "examples/acme_sqlite_index/README.md": "test_examples.py does it all in an environment with its wheel only",
 }
 """Pages whose examples are not done as they stand, and why."""
 RUN = [
     path.relative_to(ROOT).as_posix() for path in PAGES if {"python", "console"} & {language for language, _ in blocks(path)}
 ]
 PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "kestrel_journal"]
-PLUGINS += ["prometheus_observer", "amqp_sink", "rabbitmq_source", "rocketmq_log"]
+PLUGINS += ["prometheus_observer", "amqp_sink", "rabbitmq_source", "rocketmq_log", "queues", "queue_index_v2"]
 
 needs_all_plugins = pytest.mark.skipif(
     not all(find_spec(f"msgstore_{name}") for name in PLUGINS), reason="the examples use every plugin of the repository"
@@ -136,7 +140,7 @@ def test_the_reference_is_what_the_code_says():
 def test_a_page_that_is_stale_is_told(tmp_path):
     """The same program, on a copy in which a default was changed by hand."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for name in ("core", "libs", "pipeline", "plugins"):
+    for name in ("core", "libs", "pipeline", "plugins", "queues"):
         (tmp_path / name).symlink_to(ROOT / name)
     page = tmp_path / "docs/reference/configuration.md"
     page.write_text(page.read_text(encoding="utf-8").replace('`"200ms"`', '`"300ms"`'), encoding="utf-8")
@@ -213,6 +217,9 @@ def test_every_option_of_a_backend_is_explained():
 
 VERBS = {f"msgstore {name}": command for name, command in main.commands.items() if not isinstance(command, click.Group)}
 VERBS |= {f"msgstore config {name}": command for name, command in config.commands.items()}
+for group in (main.get_command(click.Context(main), name) for name in ("queue", "vhost")):
+    if isinstance(group, click.Group):  # of msgstore-queues, if it is installed
+        VERBS |= {f"msgstore {group.name} {name}": command for name, command in group.commands.items()}
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -238,6 +245,7 @@ def test_every_member_of_the_json_objects_is_explained(reader):
         store.client().write(bytes([1]) * 16, b"")
     message = "915fc214106f14391b488a84b9247ca5"
     (reader.directory / "rows.jsonl").write_text(f'{{"id": "{message}", "text": "one"}}\n')
+    (reader.directory / "vhosts.toml").write_text("[vhosts.a]\npath = 'queues'\n")
     (reader.directory / "changes.csv").write_text(f"{message},-1\n{'ab' * 16},1\n")
     verbs = [
         "plugins", "scan one", "info one", "verify one", "scrub one", "top one --once --interval 100ms",
@@ -248,11 +256,16 @@ def test_every_member_of_the_json_objects_is_explained(reader):
         "inventory tests/data/rabbitmq-3.10/clean",
         "detect tests/data/kestrel", "queues tests/data/kestrel",
         "convert tests/data/kestrel converted.jsonl",
+        "vhost add queues", "queue publish queues jobs text --header a=b", "queue get queues jobs", "queue ls queues",
+        "queue top queues", "queue purge queues jobs", "vhost ls queues", "vhost stop queues", "vhost start queues",
+        "vhost delete queues --yes", "config check --config vhosts.toml",
         "reconcile two broken --deltas changes.csv", "export broken exported", "migrate two migrated --to v2",
     ]  # fmt: skip
     missing = set()
     for verb in verbs:
-        lines = [json.loads(line) for line in reader.shell(f"msgstore {verb} --json 2>/dev/null").stdout.splitlines()]
+        with contextlib.chdir(reader.directory):
+            done = CliRunner().invoke(main, [*shlex.split(verb), "--json"], prog_name="msgstore")
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert lines, verb
         keys = {key for line in lines for key in _keys(line)}
         missing |= {f"{verb}: {key}" for key in keys if f'"{key}"' not in page}

@@ -19,7 +19,14 @@ from docs.reading import ROOT, PageReader, blocks
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = ["acme_audit_record", "acme_aes_body", "acme_zstd_body", "acme_stamped_format", "acme_find_command"]
+EXAMPLES = [
+    "acme_audit_record",
+    "acme_aes_body",
+    "acme_zstd_body",
+    "acme_stamped_format",
+    "acme_find_command",
+    "acme_sqlite_index",
+]
 DISTRIBUTIONS = ["./core[testing]", "./plugins/format_v2", "./plugins/ets_index", *(f"./examples/{name}" for name in EXAMPLES)]
 
 

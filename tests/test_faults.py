@@ -199,18 +199,19 @@ def test_full_disk_deletes_nothing_of_a_store_that_was_replaced(cell, tmp_path):
 
 @pytest.mark.parametrize("undone", [True, False], ids=["undone", "not undone"])
 def test_append_failed_halfway_loses_nothing(undone, cell, tmp_path, monkeypatch):
-    """And leaves no bytes, if the file can be cut."""
+    """And leaves no bytes, if the file can be cut; and confirms nothing."""
     small_store(tmp_path, cell.keys)
-    files = TornAppend()
+    files, confirmed = TornAppend(), []
     store = open_with(tmp_path, files, **cell.keys, sync_interval="1h")
     size = {segment.file: segment.size for segment in store.segments()}
-    store.client().write(LATER, b"x" * 100)
+    store.client(on_confirm=confirmed.extend).write(LATER, b"x" * 100)
     files.fail = True
     with monkeypatch.context() as patch:
         if not undone:
             patch.setattr(files, "truncate", failing())
         with pytest.raises(msgstore.StoreIOError):
             store.flush()
+    assert confirmed == []
     if undone:
         assert {file: (tmp_path / file).stat().st_size for file in size} == size
     files.fail = False

@@ -1,4 +1,5 @@
-"""Stores on the backends of ``tests/foreign``, which know core by its contract only; and ledgers that somebody else wrote."""
+"""Stores on the format of ``tests/foreign`` and the index of ``acme_sqlite_index``, which know core by its contract only; and
+ledgers that somebody else wrote."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ OURS = {
     "msgstore-kestrel-journal": ["source:kestrel", "sink:kestrel"],
     "msgstore-amqp-sink": ["sink:amqp"],
     "msgstore-rabbitmq-source": ["source:rabbitmq", "command:rabbitmq"],
+    "msgstore-queues": ["command:queue", "command:vhost"],
     "msgstore-rocketmq-log": ["source:rocketmq", "sink:rocketmq"],
     "msgstore-prometheus-observer": ["observer:msgstore-prometheus-observer"],
     "acme-audit-record": ["record:audit", "record:audit[actor=billing]"],
@@ -31,7 +32,8 @@ OURS = {
     "acme-zstd-body": ["body:zstd"],
     "acme-stamped-format": ["format:stamped"],
     "acme-find-command": ["command:find"],
-    "foreign-backends": ["format:ledger", "index:sqlite"],
+    "acme-sqlite-index": ["index:sqlite"],
+    "foreign-backends": ["format:ledger"],
 }
 """Distribution to what it is tested for, among others."""
 

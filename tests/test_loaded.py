@@ -14,7 +14,7 @@ DISTRIBUTIONS = {
     "checksum": "msgstore-checksum-record",
     "audit": "acme-audit-record",
     "ledger": "foreign-backends",
-    "sqlite": "foreign-backends",
+    "sqlite": "acme-sqlite-index",
 }
 
 
@@ -27,6 +27,7 @@ OTHERS = {
     "msgstore-erlang-body",
     "msgstore-kestrel-journal",
     "msgstore-prometheus-observer",
+    "msgstore-queues",
     "msgstore-rabbitmq-source",
     "msgstore-rocketmq-log",
 }

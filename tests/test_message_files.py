@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from msgstore.config import Backend
 from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceDamage
 from msgstore.jobs.messages import parquet
 from msgstore.jobs.messages.columns import record_batch
 from msgstore.jobs.messages.rows import encode, not_unicode
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.messages.store_sink import StoreSink
+from msgstore.option_values import Backend
 from msgstore_kestrel_journal.records import encode_addx
 from support import catalogue, command, json_of
 

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,6 @@ import pytest
 
 import msgstore
 from msgstore.cli.message_options import SinkOptions
-from msgstore.config import Backend
 from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
 from msgstore.jobs.detection import detect
 from msgstore.jobs.messages import conversion_plan, parallel
@@ -32,6 +32,7 @@ from msgstore.jobs.messages.rows import message_id, rows_of
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, parse_options, source_spec
 from msgstore.jobs.tasks import ProgressMeter
+from msgstore.option_values import Backend
 from msgstore_kestrel_journal.journal import Journal, JournalOptions
 from support import DATA, RealDirectory, catalogue, command, json_of
 
@@ -299,8 +300,8 @@ def often(monkeypatch):
     monkeypatch.setattr("msgstore_kestrel_journal.source._BATCH_MESSAGES", 4)
 
 
-class Interrupted(Exception):
-    """Raised by a sink."""
+class Interrupted(BaseException):
+    """Raised by a sink, as by a signal: an Exception would be a fault of the sink."""
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -346,6 +347,10 @@ def test_other_conversion_does_not_continue(often, tmp_path, monkeypatch):
             run(origin, tmp_path / "out.jsonl")
     with pytest.raises(StoreError, match=r"with another selection\. End it as it was begun, or begin anew with --restart"):
         run(origin, tmp_path / "out.jsonl", selection={"limit": 5})
+    text = command("convert", origin, tmp_path / "out.jsonl", "--max-age", "1h", code=2).stderr
+    assert "with another --source-option max_age. End it as it was begun" in text
+    text = command("queues", tmp_path / "out.jsonl", code=2).stderr
+    assert "out.jsonl: there is no such file or directory. An unfinished conversion is in " in text
     assert run(origin, tmp_path / "out.jsonl", selection={"limit": 5}, restart=True).total("written") == 5
     assert len(messages(tmp_path / "out.jsonl")) == 5
 
@@ -454,6 +459,13 @@ def test_dry_run_counts_as_the_conversion(tmp_path):
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     reports = [run(tmp_path / "m.jsonl", tmp_path / "out", sink="store", dry_run=dry) for dry in (True, False)]
     assert [(one.total("written"), one.total("refused")) for one in reports] == [(4, 2)] * 2
+
+
+def test_progress_off_a_terminal_is_a_line_now_and_then(tmp_path, monkeypatch):
+    origin = kestrel(tmp_path / "origin")
+    assert command("convert", origin, tmp_path / "a.jsonl").stderr == ""
+    monkeypatch.setattr("msgstore.cli.output.LINE_SECONDS", 0)
+    assert re.match(r"(msgstore: converting: \d+ %\n)+$", command("convert", origin, tmp_path / "b.jsonl").stderr)
 
 
 def test_limit_counts_what_is_there(tmp_path):

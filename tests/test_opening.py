@@ -367,6 +367,7 @@ def attempt(path, injector, before_close=lambda store: None, **keys):
         store.abandon()
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("failure", ["EIO", "ENOSPC", "INT", "INT-AFTER"])
 def test_opening_fault_at_any_operation_keeps_counts(path, kind, failure):
     """The next opening finds the counts, and need not read the segments. Then a close that has another client to remember."""
@@ -424,6 +425,7 @@ def test_removal_of_absent_messages_changes_nothing(path, kind):
         assert references_of(store) == COUNTS, "a process that was killed after a removal of nothing lost its counts"
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("failure", ["EIO", "EIO+", "INT"])
 @pytest.mark.parametrize("new", ["ets", "lmdb"])
 def test_index_change_fault_keeps_counts(made, tmp_path, failure, new):

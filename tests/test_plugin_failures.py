@@ -122,6 +122,32 @@ def test_call_names_plugin_that_raises(method, tmp_path, monkeypatch):
     store.abandon()
 
 
+@pytest.mark.parametrize(
+    ("method", "result", "call"),
+    [
+        ("get", (1, 2), lambda store: store.read(A)),
+        ("get", (1, 2), lambda store: store.read_many([A])),
+        ("get", (1, 2), lambda store: store.entry(A)),
+        ("release", ([], []), lambda store: store.client().remove([A])),
+        ("enter", None, lambda store: (store.client().write(B, b"new"), store.flush())),
+        ("load", [], lambda store: (store.close(), open_with(store.path))),
+    ],
+)
+def test_call_names_index_with_wrong_result(method, result, call, tmp_path, monkeypatch):
+    filled(tmp_path, [(A, b"body")])
+    store = open_with(tmp_path, sync_interval="1h")
+    monkeypatch.setattr(f"{ETS.replace(':', '.')}.{method}", lambda *_: result)
+    if method == "get":  # both have bound it
+        monkeypatch.setattr(store._index, method, lambda _: result)
+        monkeypatch.setattr(store._reader, "_locate", store._index.get)
+    with pytest.raises(BrokenPlugin, match=r"the index 'ets' of msgstore-ets-index .* (failed in|load) ") as caught:
+        call(store)
+    assert str(tmp_path) in str(caught.value)
+    assert method in str(caught.value)
+    monkeypatch.undo()
+    store.abandon()
+
+
 def test_verify_names_format_that_decodes_nothing(store, monkeypatch):
     """A format that returns None: the codec is not to blame, and a store of plain bodies is not whole."""
     from msgstore_format_v2.format import SegmentFormatV2
@@ -267,8 +293,9 @@ def test_command_that_cannot_close_says_so_once(store):
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
 
 
-def test_policy_with_impossible_plan_is_named(store, monkeypatch):
-    monkeypatch.setattr(f"{POLICY.replace(':', '.')}.plan", lambda *_: None)
+@pytest.mark.parametrize("plan", [None, "compact", [1]])
+def test_policy_with_impossible_plan_is_named(plan, store, monkeypatch):
+    monkeypatch.setattr(f"{POLICY.replace(':', '.')}.plan", lambda *_: plan)
     assert "the GC policy 'half-empty' of msgstore" in command("compact", store, code=2).stderr
 
 
@@ -297,6 +324,8 @@ def test_factory_that_raises_oserror_hides_no_other_store(tmp_path, monkeypatch)
         (POLICY, "plan", lambda self, segments, now, more: [], "plan(segments, now)"),
         (FORMAT, "body_span", lambda self, *, data: (0, 0), "body_span(data, offset, size)"),
         (ETS, "freeze", lambda self: None, "freeze(state)"),
+        (FORMAT, "scan", lambda self, data, *, start=0: None, "scan(data, start, check_body)"),
+        (FORMAT, "scan", lambda self, data, **_: None, None),
         (POLICY, "plan", lambda self, segments, now, more=None: [], None),
         (POLICY, "plan", lambda self, *arguments: [], None),
         (POLICY, "plan", staticmethod(lambda segments, now: []), None),
@@ -309,7 +338,7 @@ def test_method_with_wrong_arguments_is_found_at_opening(target, method, given, 
     if said is None:
         msgstore.open_store(tmp_path / "store").close()
     else:
-        with pytest.raises(BrokenPlugin, match=f"{name} has no {re.escape(said)}, which the contract requires"):
+        with pytest.raises(BrokenPlugin, match=rf"{name} has no {re.escape(said)} \(it has {method}\(.*\)\), which"):
             msgstore.open_store(tmp_path / "store")
 
 

@@ -18,7 +18,7 @@ import msgstore
 from msgstore.contract import Combine
 from msgstore.engine.compact import copy_compaction
 from msgstore.testing.faults import Crash, RecordingFiles
-from support import A, B, C, D, collect, failing, id_of, in_threads, open_with, play
+from support import A, B, C, D, collect, contents, failing, id_of, in_threads, open_with, play
 from support import counts as on_disk
 
 KEYS = {"sync_interval": "1h", "gc_interval": 0}
@@ -372,18 +372,61 @@ def test_removal_during_slow_failing_commit_is_refused(limited, monkeypatch):
     assert store.stats().messages == len(list(ids)) + 2, "a removal that was refused took effect"
 
 
-def test_messages_refused_by_index_stay_buffered(store, monkeypatch):
-    told = []
+@pytest.mark.parametrize(("entered", "release"), [(0, True), (1, True), (9, True), (0, False)])
+@pytest.mark.parametrize(
+    ("history", "counts"),
+    [
+        ("+AB", {A: 1, B: 1}),
+        ("+AB +B", {A: 1, B: 2}),
+        ("+AB f -AB +AB +B", {A: 1, B: 2}),
+        ("+AB f -B +BC +C", {A: 1, B: 1, C: 2}),
+    ],
+)
+def test_messages_refused_by_index_stay_buffered(history, counts, entered, release, store, monkeypatch):
+    """Also those that it has ``entered`` before it raises: each counts once, and no segment with an entry is deleted. Where its
+    ``release`` fails, too, and nothing was entered, nothing is counted."""
+    told, enter = [], store._accounting.index.enter
     client = store.client(on_confirm=told.extend)
-    play(store, "+AB", client)
+    play(store, history, client)
+    told.clear()
+
+    def fail(ids, *columns):
+        enter(ids[:entered], *(column and column[:entered] for column in columns))
+        failing()()
+
     with monkeypatch.context() as patch:
-        patch.setattr(store._accounting.index, "enter", failing())
+        patch.setattr(store._accounting.index, "enter", fail)
+        if not release:
+            patch.setattr(store._accounting.index, "release", failing())
+        for _ in range(2):
+            with pytest.raises(msgstore.StoreIOError):
+                store.flush()
+    assert told == []
+    assert client.read_many(counts) == {msg_id: msg_id * 3 for msg_id in counts}
+    store.roll()
+    assert {B} <= set(told) <= set(counts)
+    assert on_disk(store) == counts
+    assert sum(segment.live_count for segment in store.segments()) == len(counts)
+    assert contents(store) == {msg_id: msg_id * 3 for msg_id in counts}
+
+
+def test_reference_that_the_index_refuses_is_added_once(store, monkeypatch):
+    client = store.client()
+    play(store, "+AB f -B +A +A", client)
+    add, calls = store._accounting.index.add_reference, []
+
+    def fail_at_second(msg_id):
+        calls.append(msg_id)
+        if len(calls) == 2:
+            failing()()
+        return add(msg_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._accounting.index, "add_reference", fail_at_second)
         with pytest.raises(msgstore.StoreIOError):
             store.flush()
-    assert told == []
-    assert client.read_many([A, B]) == {A: A * 3, B: B * 3}
     store.flush()
-    assert (told, on_disk(store)) == ([A, B], {A: 1, B: 1})
+    assert on_disk(store) == {A: 3}
 
 
 # -- order of file operations, and bounds ---------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import attrs
 import pytest
 
 import msgstore
+import msgstore_queues
 from msgstore import directory
 from msgstore.files import Files
 from msgstore.jobs import inputs
@@ -31,6 +32,7 @@ from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins import catalogue as catalogue_module
 from msgstore.plugins import loader
 from msgstore.scan import FormatSet
+from msgstore_queues.vhosts import find_vhost, stop_vhost
 from support import DATA, command, json_of
 
 PAGE = Path(__file__).parents[1] / "docs/reference/wrong-configuration.md"
@@ -41,6 +43,9 @@ NEEDED = [
     "msgstore_format_v1",
     "msgstore_format_v2",
     "msgstore_checksum_record",
+    "msgstore_queues",
+    "msgstore_queue_index_v1",
+    "msgstore_queue_index_v2",
 ]
 
 pytestmark = pytest.mark.skipif(
@@ -80,11 +85,20 @@ class Machine:
         self.site = path / "site-packages"
         self._monkeypatch = monkeypatch
         self._stack = contextlib.ExitStack()
-        self._hidden = {"foreign-backends", "acme-audit-record", "acme-aes-body", "acme-zstd-body", "acme-stamped-format"}
+        self._hidden = {
+            "foreign-backends",
+            "acme-audit-record",
+            "acme-aes-body",
+            "acme-zstd-body",
+            "acme-stamped-format",
+            "acme-sqlite-index",
+        }
         """Strangers of tests and examples: the page is of a machine that does not have them."""
         self._hide()
 
-    def install(self, name: str, version: str, entry_point: str, hook: str, descriptor: str, *, head: str = "") -> None:
+    def install(
+        self, name: str, version: str, entry_point: str, hook: str, descriptor: str, *, head: str = "", group: str = "msgstore"
+    ) -> None:
         """A distribution with one module, ``NAME_plugin``, that registers one descriptor."""
         module = name.replace("-", "_") + "_plugin"
         self.site.mkdir(exist_ok=True)
@@ -95,7 +109,7 @@ class Machine:
         info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[msgstore]\n{entry_point} = {module}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{entry_point} = {module}\n")
         self._monkeypatch.syspath_prepend(str(self.site))
         self._monkeypatch.delitem(sys.modules, module, raising=False)
         importlib.invalidate_caches()
@@ -121,6 +135,10 @@ class Machine:
     def copy_store(self, name: str) -> None:
         shutil.copytree(DATA / "msg-store" / name / "store", self.store)
 
+    def stop_vhost(self) -> None:
+        msgstore_queues.open_vhost(self.path / "data", "work").close()
+        stop_vhost(find_vhost(self.path / "data", "work"))
+
     def run(self, section: Section) -> str:
         """What the program prints, with placeholders for what differs from machine to machine."""
         if section.language == "console":
@@ -131,6 +149,7 @@ class Machine:
             printed = str(caught.value)
         for value, placeholder in ((self.store, "DIR"), (self.file, "FILE"), (self.path, "PARENT")):
             printed = printed.replace(str(value), placeholder)
+        printed = re.sub(r"vhosts/[0-9A-Z]+", "vhosts/VHOST", printed)
         for name in NEEDED:
             distribution = name.replace("_", "-")
             printed = printed.replace(f"{distribution} {metadata.version(distribution)}", f"{distribution} VERSION")
@@ -138,6 +157,9 @@ class Machine:
 
     def _toml(self, text: str) -> None:
         self.file.write_text(text)
+        if "[vhosts." in text:
+            msgstore_queues.load_config(self.file).open("work").close()
+            return
         with msgstore.load_config(self.file).open("orders"):
             pass
 
@@ -248,6 +270,9 @@ PREPARED: dict[str, Callable[[Machine], object]] = {
     "Broken import": lambda m: rocks(m, head="import rocksdb_bindings"),
     "Plugin that ends the program": lambda m: rocks(m, head="raise SystemExit('acme: no licence found')"),
     "Misspelt hook": lambda m: m.install("acme-rocks", "1.4.0", "rocks", "msgstore_indices", ""),
+    "Wrong entry-point group": lambda m: m.install(
+        "acme-rocks", "1.4.0", "rocks", "msgstore_indexes", "", group="msgstore.plugins"
+    ),
     "Forgotten hookimpl": without_a_mark,
     "Plugin whose own code is missing": rocks,
     "Plugin that lacks a method": incomplete,
@@ -255,7 +280,9 @@ PREPARED: dict[str, Callable[[Machine], object]] = {
     "Format with the extension of other files": lambda m: claiming(m, extension=".tmp"),
     "Index that cannot load what it saved": lambda m: failing_rocks(m, load="raise ValueError('hm')"),
     "Index that cannot begin": lambda m: failing_rocks(m, freeze="raise ValueError('hm')"),
-    "Several mistakes at once": lambda m: m.file.write_text(f'{TABLE}indx = "lmdb"\nfile_size_limit = "16 megs"\n'),
+    "Several mistakes at once": lambda m: m.file.write_text(
+        f'{TABLE}gc = {{ use = "retention", max_age = "2 days", foo = 1 }}\n'
+    ),
     "Unknown store": lambda m: m.file.write_text(TABLE),
     "Record-type byte bound twice": stamped,
     "Record type with an option that it does not have": stamped,
@@ -297,13 +324,14 @@ PREPARED: dict[str, Callable[[Machine], object]] = {
     ),
     "Second writer in one process": lambda m: m.keep_open(),
     "Change of a store that was opened for reading": lambda m: m.write_store(),
+    "Vhost that is stopped": lambda m: m.stop_vhost(),
 }
 """What stands before the cause of a section; before all others nothing: everything of this repository is installed."""
 
 
 def test_page_has_all_sections():
     assert PREPARED.keys() <= SECTIONS.keys()
-    assert len(SECTIONS) >= 58, "a section went, and with it a message that is tried"
+    assert len(SECTIONS) >= 59, "a section went, and with it a message that is tried"
 
 
 @pytest.mark.parametrize("title", SECTIONS)
@@ -505,7 +533,10 @@ def test_failures_of_plugins_are_one_line_each(machine):
     problems = [row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem"]
     assert [("ValueError: first" in problem, "\n" in problem) for problem in problems] == [(True, False)] * 2
     machine.file.write_text(f'{TABLE}gc = "fast"\n')
-    with pytest.raises(msgstore.PluginError, match=r"Try: mend what failed to load \(acme-rocks\)"):
+    with pytest.raises(msgstore.PluginError, match=r"Failed to load: acme-rocks 1.* Try: mend what failed to load,"):
+        msgstore.load_config(machine.file).open("orders")
+    machine.install("acme-quick", "1.0", "quick", "msgstore_gc_policies", "1")
+    with pytest.raises(msgstore.PluginError, match=r"Failed to load: acme-rocks, acme-quick \('msgstore plugins' says why\)"):
         msgstore.load_config(machine.file).open("orders")
 
 

@@ -1,6 +1,6 @@
 """Installations as users have them: ``python wheels.py DIR``.
 
-Wheels of every distribution, and nothing else, run the demo and the conformance kit. The line by which the page about Spark
+Wheels of every distribution, and nothing else, run the demo and the conformance kits. The line by which the page about Spark
 installs a checkout gives a session that reads a store, without a Java on the machine.
 """
 
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from importlib.metadata import entry_points
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -23,10 +24,6 @@ spark = session()
 assert spark.read.format("msgstore").load(sys.argv[1]).count() > 0
 spark.stop()
 """
-
-
-LIBRARIES = {"msgstore-rabbitmq-files"}
-"""Distributions without a plugin."""
 
 
 def distributions() -> list[str]:
@@ -51,10 +48,12 @@ def main(directory: str) -> None:
     run(*pip, "check")
     run("msgstore", "plugins", "--check")
     run("msgstore", "demo")
-    chosen = [argument for name in ours if name not in LIBRARIES for argument in ("--msgstore-dist", name)]
+    plugins = {point.dist.name for point in entry_points(group="msgstore") if point.dist is not None}
+    chosen = [argument for name in ours if name in plugins for argument in ("--msgstore-dist", name)]
     # Without the options of this repository.
     alone = ["-c", os.devnull, "--rootdir", str(wheels), "-W", "error", "-p", "no:cacheprovider"]
     run(sys.executable, "-m", "pytest", *alone, "--pyargs", "msgstore.testing.suite", *chosen)
+    run(sys.executable, "-m", "pytest", *alone, "--pyargs", "msgstore_queues.testing.suite")
     install_spark(wheels / "laptop")
 
 

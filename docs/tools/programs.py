@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import click
 
 from msgstore.cli.main import main
+from msgstore_queues.commands.queue import queue
+from msgstore_queues.commands.vhost import vhost
 from source import UndocumentedError, cell, table
 
 SHARED = ("--json", "--config", "--refcounts", "--runner", "--master", "--processes")
@@ -17,8 +19,9 @@ SHARED = ("--json", "--config", "--refcounts", "--runner", "--master", "--proces
 
 
 def commands(group: click.Group = main, prefix: str = "msgstore") -> Iterator[tuple[str, click.Command]]:
-    """Yield (full name, command) of each command."""
-    for name, command in group.commands.items():
+    """Yield (full name, command) of each command of core and of msgstore-queues."""
+    others = {"queue": queue, "vhost": vhost} if group is main else {}
+    for name, command in {**group.commands, **others}.items():
         if isinstance(command, click.Group):
             yield from commands(command, f"{prefix} {name}")
         else:

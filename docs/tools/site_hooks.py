@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 
 _NAMED = {
     "README.md": "readme.md", "SECURITY.md": "security.md", "core/README.md": "core.md", "pipeline/README.md": "pipeline.md",
+    "queues/README.md": "queues.md",
     "bench/README.md": "benchmarks.md", "CONTRIBUTING.md": "contributing.md",
     "LICENSE": "license.txt",
 }  # fmt: skip

@@ -14,8 +14,11 @@ from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.events import Counters
 from msgstore.engine.open.recovery_plan import Recovery
 from msgstore.engine.stats import StoredMessage, StoreStats
-from msgstore.plugins.catalogue import NOUNS
+from msgstore.plugins.known import NOUNS
 from msgstore.plugins.loader import Registration
+from msgstore_queues.catalogue import load_catalogue as load_queue_catalogue
+from msgstore_queues.config import VHostConfig
+from msgstore_queues.options import QueueOptions
 from source import (
     attribute_docs,
     call_section,
@@ -35,7 +38,8 @@ ROOT = Path(__file__).parents[2]
 def registrations() -> list[Registration]:
     """Return the backends of stores in this repository's distributions. Other installed plugins are not in the reference."""
     projects = [ROOT / "core/pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
-    ours = [tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"] for path in projects]
+    tables = [tomllib.loads(path.read_text(encoding="utf-8"))["project"] for path in projects]
+    ours = [table["name"] for table in tables if "msgstore" in table["entry-points"]]
     found = [entry for entry in msgstore.load_catalogue().registrations if entry.provider.distribution in ours]
     missing = set(ours) - {"msgstore-prometheus-observer"} - {entry.provider.distribution for entry in found}
     if missing:
@@ -59,6 +63,25 @@ def top_level() -> str:
 
 def store_keys() -> str:
     return table(("key", "type", "default", "meaning"), _keys(StoreConfig, ("where", "last_opened")))
+
+
+def vhost_keys() -> str:
+    return table(("key", "type", "default", "meaning"), _keys(VHostConfig, ("where",)))
+
+
+def queue_keys() -> str:
+    return table(("key", "type", "default", "meaning"), _keys(QueueOptions))
+
+
+def queue_backends() -> str:
+    found = load_queue_catalogue()
+    rows = [
+        (kind, f"`{one.name}`", " ".join(f"{key}: {doc}" for key, _, _, doc in _keys(one.options)), cell(one.summary))
+        for kind, descriptors in (("backing queue", found.backings), ("queue index", found.indexes))
+        for one in sorted(descriptors.values(), key=lambda one: one.name)
+        if one.factory.startswith("msgstore")
+    ]
+    return table(("kind", "name", "options", ""), rows)
 
 
 def options() -> str:
@@ -169,6 +192,9 @@ def values() -> str:
 REGIONS: dict[str, Callable[[], str]] = {
     "configuration, top level": top_level,
     "configuration, a store": store_keys,
+    "configuration, a vhost": vhost_keys,
+    "configuration, a queue": queue_keys,
+    "backends of queues": queue_backends,
     "options of backends": options,
     "backends": backends,
     "policies": policies,

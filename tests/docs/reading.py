@@ -23,7 +23,10 @@ import attrs
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-_READMES = ("core/*.md", "pipeline/README.md", "plugins/*/README.md", "libs/*/README.md", "examples/*/README.md")
+_READMES = (
+    *("core/*.md", "pipeline/README.md", "queues/README.md"),
+    *("plugins/*/README.md", "libs/*/README.md", "examples/*/README.md"),
+)
 PAGES = sorted(
     [
         *(ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"),

@@ -84,8 +84,9 @@ def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of what the site is made of."""
-    pages = "docs examples libs plugins core/README.md pipeline/README.md bench/README.md README.md SECURITY.md CONTRIBUTING.md"
-    for name in [*pages.split(), "LICENSE", "mkdocs.yml"]:
+    readmes = [f"{directory}/README.md" for directory in ("core", "pipeline", "queues", "bench")]
+    pages = "docs examples libs plugins README.md SECURITY.md CONTRIBUTING.md LICENSE mkdocs.yml"
+    for name in [*pages.split(), *readmes]:
         source, target = ROOT / name, tmp_path / "project" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():

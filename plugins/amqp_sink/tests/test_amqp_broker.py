@@ -19,6 +19,7 @@ from pika import spec
 
 from msgstore.contract import MessageBatch, QueueName, SinkContext, StoreError
 from msgstore_amqp_sink import link
+from msgstore_amqp_sink.limits import ask_management
 from msgstore_amqp_sink.link import RawProperties
 from msgstore_amqp_sink.plugin import AmqpSinkOptions
 from msgstore_amqp_sink.sink import AmqpSink
@@ -218,6 +219,10 @@ def test_limit_of_a_policy_is_seen_with_management(broker, channel, queue):
     name, management = queue(), f"http://127.0.0.1:{broker.management_port}"
     broker.rabbitmqctl("set_policy", "short", name, '{"message-ttl":60000}', "--apply-to", "queues")
     assert send(broker, batch(name, [b"a"])) == []
+    for _ in range(60):  # the management API learns of a policy after some seconds
+        if ask_management(management, ("guest", "guest"), "/", name):
+            break
+        time.sleep(0.5)
     for declare in (False, True):
         with pytest.raises(StoreError, match="may discard messages: x-message-ttl 60000"):
             send(broker, batch(name, [b"a"]), management=management, declare=declare)

@@ -18,6 +18,7 @@ import msgstore
 from fuzzing.mutations import Member, mutated
 from msgstore.contract import MessageTooLarge, NoOptions, StoredBody
 from msgstore.scan import FormatSet
+from msgstore.testing import BodyCodecTests, Subject
 from msgstore_erlang_body import plugin
 from msgstore_erlang_body.message import read_message
 from msgstore_erlang_body.properties import read_header
@@ -176,24 +177,38 @@ def message(value: object) -> tuple[Any, ...] | None:
 
 HEADER = b"\x90\x00\x10application/json\x02"
 AMQPL = ("content", 60, "none", HEADER, "rabbit_framing_amqp_0_9_1", [b"world", b"hello "])
+BARE = b"\0\x53\x75\xa0\x05hello" + b"\0\x53\x75\xb0\0\0\0\x06 world" + b"\0\x53\x78\xc1\x01\0"
+V1 = ("v1", [], BARE, [], [], 0, 0x75)
 PROPERTIES = '{"content_type":"application/json","delivery_mode":2}'
 
 
 def test_containers_of_later_brokers_are_read():
     noted = {"id": b"i" * 16, "rk": [b"k", b"cc"], "x": b"fan", b"x-header": b"1"}
     assert message(("mc", "mc_amqpl", AMQPL, noted)) == ("fan", "k", PROPERTIES, b"hello world")
-    bare = b"\0\x53\x75\xa0\x05hello" + b"\0\x53\x75\xb0\0\0\0\x06 world" + b"\0\x53\x78\xc1\x01\0"
-    v1 = ("v1", [], bare, [], [], 0, 0x75)
-    assert message(("mc", "mc_amqp", v1, noted)) == ("fan", "k", None, b"hello world")
-    assert message(("mc", "mc_amqp", (*v1[:6], 0x77), noted)) == ("fan", "k", None, None)
-    assert message(("mc", "mc_amqp", (*v1[:2], bare[:7], *v1[3:]), noted)) == ("fan", "k", None, None)
+    assert message(("mc", "mc_amqp", V1, noted)) == ("fan", "k", None, b"hello world")
+    assert message(("mc", "mc_amqp", (*V1[:6], 0x77), noted)) == ("fan", "k", None, None)
+    assert message(("mc", "mc_amqp", (*V1[:2], BARE[:7], *V1[3:]), noted)) == ("fan", "k", None, None)
     assert message(("mc", "mc_mqtt", ("mqtt_msg",), {"x": b"amq.topic"})) == ("amq.topic", None, None, None)
 
 
-def test_damaged_part_hides_no_other():
-    def basic(content: object, keys: Sequence[bytes] = (b"key",)) -> object:
-        return ("basic_message", ("resource", b"/", "exchange", b"ex"), list(keys), content, b"i" * 16, "true")
+def basic(content: object, keys: Sequence[bytes] = (b"key",)) -> object:
+    return ("basic_message", ("resource", b"/", "exchange", b"ex"), list(keys), content, b"i" * 16, "true")
 
+
+@pytest.mark.kit
+class TestErlang(BodyCodecTests):
+    @pytest.fixture
+    def subject(self) -> Subject:
+        return Subject.of(DESCRIPTOR)
+
+    @pytest.fixture
+    def samples(self) -> list[bytes]:
+        """Messages of RabbitMQ before and since 3.13."""
+        containers = [("mc", "mc_amqpl", AMQPL, {"rk": [b"k"], "x": b"fan"}), ("mc", "mc_amqp", V1, {"x": b"fan"})]
+        return [b"\x83" + term(value) for value in (basic(AMQPL), *containers)]
+
+
+def test_damaged_part_hides_no_other():
     assert message(basic(AMQPL)) == ("ex", "key", PROPERTIES, b"hello world")
     assert message(basic((*AMQPL[:3], HEADER[:-1], *AMQPL[4:]))) == ("ex", "key", None, b"hello world")
     assert message(basic((*AMQPL[:5], b"?"))) == ("ex", "key", PROPERTIES, None)

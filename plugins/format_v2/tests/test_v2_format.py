@@ -175,7 +175,7 @@ RECORD = message(A, b"body")
 @pytest.mark.parametrize(
     ("form", "bad", "reason"),
     [
-        *((V2, bad, "size_mismatch") for bad in (b"", RECORD[:20], b"\x03" + bytes(20))),
+        *((V2, bad, "size_mismatch") for bad in (b"", RECORD[:20], b"\x03" + bytes(20), RECORD[:-1], RECORD * 2)),
         (FRAGILE, message(A, b"!", 200)[:-1], "size_mismatch"),
         *((V2, kind + RECORD[1:], "unrecognised_record_type") for kind in (b"\x00", b"\x02", b"\xc8")),
         (V2, message(B, b"body"), "id_mismatch"),

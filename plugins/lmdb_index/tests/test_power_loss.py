@@ -126,6 +126,7 @@ def in_fork(directory: Path) -> dict[str, Any]:
     return json.loads(answer) if answer else {"error": f"the process ended with {status}"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_damaged_file_of_other_boot_loses_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """More of them with ``--fuzz``. LMDB has no checksums: a flipped bit in a location is noticed by who reads the message."""

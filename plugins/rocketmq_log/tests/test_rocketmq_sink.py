@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from msgstore.config import Backend
 from msgstore.contract import SourceDamage
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.convert import convert
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter
+from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore_rocketmq_log import flat
 from msgstore_rocketmq_log import properties as p

@@ -11,7 +11,6 @@ from pathlib import Path
 import flatbuffers
 import pytest
 
-from msgstore.config import Backend
 from msgstore.contract import ConfigError, MessageBatch, QueueName, SourceDamage
 from msgstore.jobs.detection import detect
 from msgstore.jobs.messages.conversion_plan import plan_convert
@@ -20,6 +19,7 @@ from msgstore.jobs.messages.listing import count_queues
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.tasks import ProgressMeter
+from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore_rocketmq_log import check, flat, rows, scan_file
 from msgstore_rocketmq_log import log as log_module

@@ -78,9 +78,11 @@ class EtsIndex:
         return zip(ids, list(self._entries.values()), map(self._counts.copy().get, ids, repeat(1)), strict=True)
 
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
-        self._entries.update(zip(ids, locations, strict=True))
-        if references is not None:
-            for msg_id, count in zip(ids, references, strict=True):
+        entries = dict(zip(ids, locations, strict=True))
+        counts = None if references is None else list(zip(ids, references, strict=True))
+        self._entries.update(entries)  # nothing is changed if one of the iterables raises
+        if counts is not None:
+            for msg_id, count in counts:
                 if count > 1:
                     self._counts[msg_id] = count
                 else:

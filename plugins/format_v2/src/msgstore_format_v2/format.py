@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
@@ -41,8 +42,9 @@ _THIRD_PARTIES = range(128, 256)
 _SECTOR = 512
 """Bytes that a disk writes atomically, at least."""
 
-_ID, _BODY = slice(HOLE_SIZE, RECORD_SIZE), slice(RECORD_SIZE, None)
-"""Slices of a MESSAGE record; the id follows type and size. Constants, because every read uses them."""
+_HEAD, _BODY = slice(RECORD_SIZE), slice(RECORD_SIZE, None)
+"""Slices of a MESSAGE record; its head is type, size and id. Constants, because every read uses them."""
+_pack_head = RECORD_HEAD.pack
 
 
 class SegmentFormatV2:
@@ -70,8 +72,11 @@ class SegmentFormatV2:
         return self._record_type.encode(ids, bodies)
 
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
-        if record[_ID] == msg_id and record[0] == MESSAGE:
-            return record[_BODY]
+        try:
+            if record[_HEAD] == _pack_head(MESSAGE, len(record), msg_id):
+                return record[_BODY]
+        except struct.error:
+            pass  # larger than any record
         return self._decode_other(msg_id, record)
 
     def _decode_other(self, msg_id: bytes, record: bytes) -> bytes:

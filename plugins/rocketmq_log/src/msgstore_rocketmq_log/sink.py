@@ -62,6 +62,12 @@ class RocketmqSink:
         """``topic/queue id`` to the queue that it holds."""
         self._now_ms = time.time_ns() // 1_000_000
         self._fd: int | None = None
+        self._unsynced = {self._store.parent, self._store, self._log}
+        """Files and directories that have changed since the last flush, besides the open file."""
+        context.check_kept(
+            (self._log / file_name(begin), min(self._position - begin, self._options.file_size))
+            for begin in range(0, self._position, self._options.file_size)
+        )
         for left in sorted(self._log.iterdir()):  # of an interrupted conversion
             begin = int(left.name)
             if begin >= self._position:
@@ -69,6 +75,7 @@ class RocketmqSink:
             elif begin + self._options.file_size > self._position:
                 os.truncate(left, self._position - begin)
                 os.truncate(left, self._options.file_size)
+                self._unsynced.add(left)
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         topic, queue_id = self._topic(batch.name), batch.name.partition or 0
@@ -113,9 +120,12 @@ class RocketmqSink:
     def flush(self) -> Mapping[str, Any]:
         if self._fd is not None:
             os.fsync(self._fd)
-        _sync_directory(self._log)
+        for path in sorted(self._unsynced):
+            _sync(path)
+        self._unsynced.clear()
         owners = {name: attrs.astuple(owner) for name, owner in self._owners.items()}
-        return {"position": self._position, "queues": self._queues, "incarnations": self._incarnations, "owners": owners}
+        numbers = {"queues": dict(self._queues), "incarnations": dict(self._incarnations)}
+        return {"position": self._position, "owners": owners} | numbers
 
     def finish(self) -> None:
         self._close_file()
@@ -151,6 +161,8 @@ class RocketmqSink:
         if self._incarnations:  # then every topic is in the table, or its messages would count as deleted
             lives = {topic: [Incarnation(self._incarnations.get(topic, 0), created=0)] for topic in sorted(topics)}
             TopicTable(max(self._incarnations.values()), lives).save(self._store)
+        for directory, _, _ in os.walk(self._store):
+            _sync(Path(directory))
 
     def close(self) -> None:
         self._close_file()
@@ -181,10 +193,9 @@ class RocketmqSink:
             begin = self._position // self._options.file_size * self._options.file_size
             self._fd = os.open(self._log / file_name(begin), os.O_RDWR | os.O_CREAT, 0o644)
             os.truncate(self._fd, self._options.file_size)
+            self._unsynced.add(self._log)
         at = self._position % self._options.file_size
-        while data:
-            written = os.pwrite(self._fd, data, at)
-            data, at = data[written:], at + written
+        at = _write_at(self._fd, data, at)
         if self._position % self._options.file_size == 0 and at == self._options.file_size:
             self._close_file()
 
@@ -229,7 +240,7 @@ def _write(path: Path, parts: list[tuple[int, bytes]], size: int) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         for at, data in parts:
-            os.pwrite(fd, data, at)
+            _write_at(fd, data, at)
         if size:
             os.truncate(fd, size)
         os.fsync(fd)
@@ -237,7 +248,15 @@ def _write(path: Path, parts: list[tuple[int, bytes]], size: int) -> None:
         os.close(fd)
 
 
-def _sync_directory(path: Path) -> None:
+def _write_at(fd: int, data: bytes, at: int) -> int:
+    """Write all bytes, also if the disk takes some of them, and return their end. Raises OSError."""
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
+    return at
+
+
+def _sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -51,15 +51,16 @@ def detect(path: Path) -> Candidate | None:
     return None
 
 
-def sample(directory: Path) -> Path:
+def sample(directory: Path, messages: int = 30) -> Path:
     """Make a store with one file of a log."""
     log, position = directory / "commitlog", 0
     log.mkdir()
     with (log / file_name(0)).open("wb") as file:
-        for number in range(30):
+        for number in range(messages):
             place: dict[str, Any] = {"queue_id": number % 2, "queue_offset": number // 2, "physical_offset": position}
+            place["born_timestamp"] = place["store_timestamp"] = 1_600_000_000_000 + number
             position += file.write(v1.encode(body=b"message %d" % number, topic=b"T", properties=b"k\1v\2", **place))
-        file.truncate(2**14)
+        file.truncate(max(2**14, position))
     return directory
 
 
