@@ -137,28 +137,20 @@ def parse(target: FuzzTarget, data: bytes) -> None:
         target.parse(data)
 
 
-def seconds(name: str, kind: str, size: int) -> float:
-    """Of processor time, the least of three."""
-    data = EXTREMES[name][kind](size)
-    times = []
-    for _ in range(3):
-        begin = time.process_time()
-        parse(TARGETS[name], data)
-        times.append(time.process_time() - begin)
-        if times[-1] > 0.2:
-            break
-    return min(times)
+def seconds(name: str, data: bytes) -> float:
+    """Of processor time."""
+    begin = time.process_time()
+    parse(TARGETS[name], data)
+    return time.process_time() - begin
 
 
 @extremes
 def test_time_is_linear_in_the_size(name, kind):
-    """Four times the bytes take four times as long, not sixteen times. On a loaded machine some more are tried: what is not
-    linear never passes."""
-    for _ in range(5):
-        small, large = (seconds(name, kind, size) for size in (100_000, 400_000))
-        if large <= 9 * small + 0.03:
-            break
-    assert large <= min(9 * small + 0.03, 400_000 * SLOWEST)
+    """With eight times the bytes, what is linear takes eight times as long, what is quadratic 64 times. The bound leaves room
+    for a loaded machine, which gets five tries: what is quadratic passes none of them."""
+    small, large = (EXTREMES[name][kind](size) for size in (100_000, 800_000))
+    bound = min(40 * min(seconds(name, small) for _ in range(3)) + 0.03, 800_000 * SLOWEST)
+    assert any(seconds(name, large) <= bound for _ in range(5))
 
 
 @extremes
@@ -193,6 +185,16 @@ def test_an_exception_and_a_hang_are_found(monkeypatch):
     monkeypatch.setitem(globals(), "HANG", 0.2)
     for broken, error in ((fail, "IndexError: deep inside"), (hang, "Hang")):
         assert first_error(attrs.evolve(TARGETS["v2-scan"], parse=broken, judge=mock.Mock())).startswith(error)
+
+
+def test_a_quadratic_parser_is_found(monkeypatch):
+    def slice_again_and_again(data):
+        while data:
+            data = data[50:]
+
+    monkeypatch.setitem(TARGETS, "v2-scan", attrs.evolve(TARGETS["v2-scan"], parse=slice_again_and_again))
+    with pytest.raises(AssertionError):
+        test_time_is_linear_in_the_size("v2-scan", "zeros")
 
 
 BROKEN = {
