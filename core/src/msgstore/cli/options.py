@@ -293,6 +293,7 @@ class StoreTarget:
             config = attrs.evolve(self.config, gc_interval=Duration(0))  # commands collect only on request
             store = open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
         store._unclosed.detach()  # a command that cannot close it says why
+        click.get_current_context().call_on_close(store.abandon)  # and ends: nothing is tried again
         return store
 
 
