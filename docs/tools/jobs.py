@@ -168,6 +168,8 @@ def _parameters(arguments: ast.arguments) -> list[str]:
         found.append("*")
     for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         found.append(ast.unparse(one) + (f" = {ast.unparse(value)}" if value is not None else ""))
+    if arguments.kwarg:
+        found.append(f"**{ast.unparse(arguments.kwarg)}")
     return found
 
 

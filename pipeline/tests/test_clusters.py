@@ -281,13 +281,13 @@ def test_unusable_python_is_named():
                 print(error)
     """
     (line,) = clusters.run(program).splitlines()
-    assert line.startswith(f"executors: {sys.executable} cannot be run: [PYTHON_VERSION_MISMATCH]")
+    assert line.startswith(f"executors: no task can be run with {sys.executable}: [PYTHON_VERSION_MISMATCH]")
     assert "3.99" in line
     assert ".. " not in line
     version = "{}.{}".format(*sys.version_info)
     assert f"Set PYSPARK_PYTHON to a Python {version} that is at the same path on every host; for DataFrames" in line
     ((line,),) = ask("local[2]", [], python="/no/such/python")
-    assert re.match(r"on \S+: /no/such/python cannot be run: ", line)
+    assert re.match(r"on \S+: no task can be run with /no/such/python: ", line)
 
 
 REMEDY = "Install there: acme==2, the way you did here, or upload wheels (upload_wheels(), spark-submit --py-files)"
@@ -311,7 +311,7 @@ def test_remedy_is_one_for_each_distribution():
 @pytest.mark.parametrize(
     ("python", "why"),
     [
-        ("/no/such/python", "cannot be run"),
+        ("/no/such/python", "no task can be run"),
         ("bare", "cannot import msgstore_spark"),
         ("other", "differs from the driver's Python"),
         ("old", "is Python 3.99, here "),

@@ -30,11 +30,12 @@ _MOST_TASKS = 10_000
 
 
 def join_messages(spark: SparkSession, path: str, **options: str) -> DataFrame:
-    """Return the messages of a source as a DataFrame, with the options and columns of ``spark.read.format("msgstore")``.
+    """Return the messages of a source as a DataFrame: ``join_messages(spark, "node", source="rabbitmq", queue="orders")``.
 
-    If queues of the source share bodies, as in a RabbitMQ node, each task reads one queue or one part of the bodies, and Spark
-    joins them. Otherwise, and with ``spark.read``, each task finds the bodies of its queue by itself. Messages in no queue need
-    the latter. In the mode ``PERMISSIVE``, damage has no rows. Raises ConfigError, StoreError, PluginError.
+    Options and columns are those of ``spark.read.format("msgstore")``. If queues of the source share bodies, as in a RabbitMQ
+    node, each task reads one queue or one part of the bodies, and Spark joins them. Otherwise, and with ``spark.read``, each
+    task finds the bodies of its queue by itself. Messages in no queue need the latter. In the mode ``PERMISSIVE``, damage has
+    no rows. Raises ConfigError, StoreError, PluginError.
     """
     found = MessageOptions.of({**options, "path": path})
     capabilities = worker_catalogue().source(found.spec.source.name).capabilities
