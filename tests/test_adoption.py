@@ -137,6 +137,7 @@ def test_settings_reach_disk_before_first_segment(durability, tmp_path):
     assert not [name for name in names if name.endswith((".sqs", ".rdq"))]
 
 
+@pytest.mark.slow
 @needs_erlang
 def test_adoption_killed_anywhere_loses_nothing(index, broker, tmp_path):
     with open_with(broker, mode="r") as store:

@@ -139,6 +139,7 @@ def test_renamed_counts_are_ignored_later(path):
     assert set(found.values()) == {1}
 
 
+@pytest.mark.slow
 def test_first_opening_killed_anywhere_keeps_counts(real, index, tmp_path):
     whole = RecordingFiles()
     open_with(real.copy(tmp_path / "whole"), whole, adopt=True, index=index, format="v2").abandon()

@@ -36,6 +36,7 @@ def store_keys(cell: Cell, **more: object) -> dict[str, object]:
 # -- life of a store --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_cell
 def test_a_store_is_a_dictionary_that_survives(foreign, examples):
     machine = type("Machine", (test_model.StoreBesideOtherPrograms,), {"cell": foreign})

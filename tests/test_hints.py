@@ -321,6 +321,7 @@ def test_deleted_segment_loses_its_hint(tmp_path, halved):
     assert hints_in(tmp_path, "msgstore-0*.hint") == []
 
 
+@pytest.mark.slow
 def test_compaction_killed_anywhere_leaves_no_wrong_hint(tmp_path, ets):
     two_segments(tmp_path / "before", ets)
     live = ids(1, 100, 2) + ids(100, 150)

@@ -348,6 +348,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_exit_without_close_warns_of_unconfirmed_writes(tmp_path):
     """Once, in the process that wrote, of the one store that has any."""
     done = subprocess.run(

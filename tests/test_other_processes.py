@@ -26,7 +26,10 @@ from support import Cell, flip, in_threads, until
 LIVE = [Cell("lmdb", "v1"), Cell("lmdb", "v2"), Cell("lmdb", "v2", "checksum")]
 SPAWN = multiprocessing.get_context("spawn")
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="LMDB's readers and kill -9 are tried on POSIX only")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="LMDB's readers and kill -9 are tried on POSIX only"),
+]
 
 
 class Child:
@@ -171,7 +174,6 @@ read_all()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIVE, ids=str)
 def test_readers_follow_fast_and_killed_writers(kind, tmp_path, others, children, monkeypatch):
     """Two readers that are open all the time: one in another process, and one with threads that share two open files. Most
@@ -351,7 +353,6 @@ def last_page(path: Path) -> int:
     return max(int.from_bytes(data[at + 136 : at + 144], "little") for at in (0, 4096))
 
 
-@pytest.mark.slow
 def test_killed_reader_holds_no_lmdb_pages(tmp_path, others):
     """A reader that stands inside a look-up holds pages, as it must; killed there, it holds none after the next commit."""
     writer, reader = others(), others()
@@ -379,7 +380,6 @@ def test_killed_reader_holds_no_lmdb_pages(tmp_path, others):
     assert last_page(tmp_path) <= held + 10
 
 
-@pytest.mark.slow
 def test_writer_lock_excludes_and_outlives_no_process(tmp_path, others):
     first, second, prober = others(), others(), others()
     first.open(tmp_path, index="lmdb")

@@ -27,6 +27,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_workers_of_a_job_that_is_killed_end(tmp_path: Path) -> None:
     script, pids = tmp_path / "job.py", tmp_path / "pids"
@@ -50,6 +51,7 @@ def is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(

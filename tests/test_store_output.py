@@ -486,6 +486,7 @@ def test_killed_driver_leaves_destination_free(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_job_handed_over_lives_with_owner(tmp_path: Path) -> None:
     """As Spark has it: planned by one process, committed by another, and alive as long as a third one is."""
     target = StoreSpec(str(tmp_path / "store"))

@@ -334,6 +334,7 @@ def test_page_has_all_sections():
     assert len(SECTIONS) >= 59, "a section went, and with it a message that is tried"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", SECTIONS)
 def test_program_prints_the_message_of_page(title, machine):
     PREPARED.get(title, lambda _: None)(machine)

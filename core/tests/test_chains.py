@@ -230,6 +230,7 @@ def damage(name, data, rows, chance):
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "path", "seeds"), [("v2", CLEAN, 400), ("v2", COMPACTED, 300), ("v1", OLD, 300)])
 def test_damage_costs_no_run_of_intact_records(name, path, seeds):
     """Except with ends that look right: where a record or a hole begins, in v1 after a byte 255, and in another damaged record

@@ -42,6 +42,7 @@ def test_version_and_help_are_printed():
         assert [part for part in parts if part not in text] == []
 
 
+@pytest.mark.slow
 def test_program_as_process_has_exit_codes(tmp_path):
     code, output, errors = shell(["scan", "--json", store_of("v2_dirty_torn")])
     assert (code, len(objects(output)), errors) == (1, 2, "")
@@ -50,6 +51,7 @@ def test_program_as_process_has_exit_codes(tmp_path):
     assert shell(["put", tmp_path, "00" * 16], "<&-") == (2, "", "msgstore: standard input: is closed\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="pipes")
 def test_reader_that_goes_away_is_no_error():
     command = [*PROGRAM, "scan", "--json", BROKER / "*" / "store"]  # more than a pipe holds

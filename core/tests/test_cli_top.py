@@ -76,6 +76,7 @@ def test_top_of_crashed_store_does_not_read_it(tmp_path):
     assert "only the index knows" in run(*ONCE, tmp_path).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("extra", [["--json"], []])
 def test_top_ends_with_ctrl_c_or_directory(tmp_path, extra, monkeypatch):

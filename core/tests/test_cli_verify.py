@@ -137,6 +137,7 @@ def test_verify_decodes_bodies_as_reads_do(tmp_path):
     assert run("get", tmp_path / "out", right.hex(), code=0).stdout == "world"
 
 
+@pytest.mark.slow
 def test_verify_with_rate_works_next_to_writer(tmp_path):
     """If the index can be read live. Without options, ``verify`` compares counts and refuses."""
     with msgstore.open_store(tmp_path, index="lmdb") as opened, opened.client() as client:

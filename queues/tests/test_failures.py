@@ -50,6 +50,7 @@ class FailingHistory(History):
         self.model.ready = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", installed_queue_indexes(), ids=str)
 def test_operation_that_fails_once_loses_nothing(subject, tmp_path):
     whole, seed = RecordingFiles(), 1

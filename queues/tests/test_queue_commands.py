@@ -152,6 +152,7 @@ def test_purge_leaves_delayed_messages(data):
     assert (listed(data)["jobs"]["messages"], listed(data)["jobs"]["delayed"]) == (0, 1)
 
 
+@pytest.mark.slow
 def test_unprinted_message_is_not_acknowledged(data):
     """The reader of the output is gone: the messages are still there."""
     run("queue", "publish", data, "jobs", "--lines", stdin="".join(f"{number:0300000}\n" for number in range(5)))

@@ -243,6 +243,7 @@ def commit_or_not(accounting, *arguments, commit=LiveAccounting.commit):
         commit(accounting, *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "fault_cell", "kinds", "every", "symptom"),
     [

@@ -518,6 +518,7 @@ def retried(function: Callable[..., object]) -> Callable[..., object]:
     return call_it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [0, 30, 60])
 def test_failed_read_changes_nothing(memory, tmp_path, monkeypatch):
     options = attrs.evolve(TINY, max_memory_size=memory)

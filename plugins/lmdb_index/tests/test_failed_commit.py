@@ -118,6 +118,7 @@ def test_reads_raise_until_environment_opens_again(tmp_path: Path, vanishes: boo
     assert stored(tmp_path) == ({}, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "beside",
     [
