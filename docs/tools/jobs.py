@@ -38,7 +38,10 @@ CALLED = {
     "inventory": ("plan_inventory",),
     "reconcile": ("plan_reconcile",),
     "diff": ("plan_diff",),
-    "messages.conversion_plan": ("plan_convert",),
+    "messages.sources": ("source_spec", "open_source", "SourceSpec"),
+    "messages.selection": ("select", "selected_messages", "Selection"),
+    "messages.conversion_plan": ("plan_convert", "ConvertJob"),
+    "messages.conversion_report": ("ConvertReport", "QueueCounts"),
     "runner": ("choose_runner", "make_runner", "JobRunner"),
 }
 """Names for programs that run a job, by module of ``msgstore.jobs``."""

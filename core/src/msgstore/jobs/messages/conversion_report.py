@@ -29,6 +29,7 @@ class QueueCounts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_json(self) -> dict[str, Any]:
+        """Return the object of the queue that ``convert --json`` prints."""
         return {
             "kind": "queue",
             **name_as_json(self.info.name),
@@ -61,6 +62,7 @@ class ConvertReport:
         return found + (self.lost if name in ("selected", "damaged") else 0)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the last object that ``convert --json`` prints."""
         sums = {name: self.total(name) for name in ("selected", "written", "refused", "damaged", "bytes")}
         return {
             "kind": "summary", "destination": self.destination, "queues": len(self.queues), **sums,
