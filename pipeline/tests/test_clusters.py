@@ -311,7 +311,7 @@ def test_remedy_is_one_for_each_distribution():
 @pytest.mark.parametrize(
     ("python", "why"),
     [
-        ("/no/such/python", "no task can be run"),
+        ("/no/such/python", "cannot be run"),
         ("bare", "cannot import msgstore_spark"),
         ("other", "differs from the driver's Python"),
         ("old", "is Python 3.99, here "),
@@ -340,7 +340,7 @@ def test_unusable_planner_is_warned_of(request, tmp_path, python, why):
     assert ("on this machine" in warning) is ("Set PYSPARK_PYTHON" not in warning)
 
 
-def test_segment_that_only_driver_reads_is_refused(tmp_path):
+def test_path_that_only_driver_sees_is_refused(tmp_path):
     """A descriptor of this process stands for a disk that is not mounted on the executors' hosts."""
     program = """
         import os, sys
@@ -356,20 +356,28 @@ def test_segment_that_only_driver_reads_is_refused(tmp_path):
         link = source.parent / "seen" / source.name
         link.symlink_to("/proc/self/fd/200")
         catalogue = load_catalogue()
-        job = plan_salvage(catalogue, [link.parent], rescued)
+        (source.parent / "mounted").mkdir()
+        os.dup2(os.open(source.parent / "mounted", os.O_RDONLY), 201)
+        (source.parent / "unseen").symlink_to("/proc/self/fd/201")
+        jobs = [
+            plan_salvage(catalogue, [link.parent], rescued),
+            plan_salvage(catalogue, [source], source.parent / "unseen" / "rescued"),
+        ]
         with session("local[2]") as spark:
             print(check_executors(spark, [source, "/no/such/file"]))
-            try:
-                make_runner(catalogue, "spark", {}).salvage(job)
-            except ExecutorMismatch as error:
-                print(error)
+            for job in jobs:
+                try:
+                    make_runner(catalogue, "spark", {}).salvage(job)
+                except ExecutorMismatch as error:
+                    print(error)
         print(rescued.exists())
     """
     source = tmp_path / "0.rdq"
     shutil.copyfile(next(ROOT.glob("tests/data/**/msg_store_persistent/0.rdq")), source)
-    count, _, line, is_there = clusters.run(program, str(source), str(tmp_path / "rescued")).splitlines()
+    count, _, line, _, destination, is_there = clusters.run(program, str(source), str(tmp_path / "rescued")).splitlines()
     assert (count, is_there) == ("1", "False")
     assert f"{tmp_path}/seen/0.rdq: No such file or directory. Executors need it under this path" in line
+    assert f"{tmp_path}/unseen: No such file or directory. Executors need it under this path" in destination
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from msgstore_spark.tasks import freeze_imports, join_small, name_host, require
 
 OPTIONS = {
     "path": "argument of `.load()`: what the source reads",
-    "source": "name of a source, such as `kestrel` or `rocketmq`; or a JSON object with `use` and its options",
+    "source": "name of a source, such as `rabbitmq`, `kestrel` or `rocketmq`; or a JSON object with `use` and its options",
     "vhost": "virtual hosts, as a glob",
     "queue": "queues, as a glob",
     "state": "states, with commas; or `all`. Default: what a restart would deliver, and `expired`",

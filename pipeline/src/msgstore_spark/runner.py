@@ -50,7 +50,7 @@ class SparkRunner(JobRunner):
         self._options = options
 
     def salvage(self, job: SalvageJob, progress: ProgressCallback | None = None) -> SalvageReport:
-        with self._checked_session(progress, job.found.inputs) as spark:
+        with self._checked_session(progress, job.found.inputs, destination=job.target.path) as spark:
             return salvage(spark, job)
 
     def reconcile(self, job: ReconcileJob, progress: ProgressCallback | None = None) -> ReconcileReport:
@@ -69,18 +69,21 @@ class SparkRunner(JobRunner):
         self, job: ConvertJob, progress: ProgressCallback | None = None, on_refused: Refused | None = None
     ) -> ConvertReport:
         report, parts = plan_parts(job)
-        with self._checked_session(progress, [job.source]) as spark:
+        with self._checked_session(progress, [job.source], destination=job.destination) as spark:
             return convert_in_parts(_absolute(job), report, parts, partial(run_tasks, spark), ProgressMeter(0), on_refused)
 
     @contextmanager
     def _checked_session(
-        self, progress: ProgressCallback | None, *inputs: Iterable[SegmentInput | FileSplit | SourceSpec]
+        self,
+        progress: ProgressCallback | None,
+        *inputs: Iterable[SegmentInput | FileSplit | SourceSpec],
+        destination: str | None = None,
     ) -> Iterator[SparkSession]:
-        """Yield the session, after a check that its executors have the driver's plugins and can read the inputs: one of each
-        directory."""
+        """Yield the session, after a check that its executors have the driver's plugins, can read the inputs, one of each
+        directory, and see the directory that the destination will be in."""
         spark = open_session(self._options.master)
         _send_disabled(spark)
-        paths: list[str] = []
+        paths = [] if destination is None else [str(Path(destination).absolute().parent)]
         for group in inputs:
             paths += islice({os.path.dirname(item.path): item.path for item in group}.values(), MAX_CHECKED_DIRECTORIES)  # noqa: PTH120 - many
         with task_errors():

@@ -16,6 +16,7 @@ from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
+from pyspark import __version__ as pyspark_version
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
@@ -195,6 +196,8 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
             failed.stop()
         SparkContext._active_spark_context = None
     first = reason.strip().splitlines()[0]
+    if "stopped SparkContext" in first:  # the master has ended the connection
+        first += f" Does the cluster run Spark {pyspark_version}, as this program does?"
     raise SparkUnavailable(f"master {'of spark-submit' if master is None else master}: Spark does not start: {first}")
 
 

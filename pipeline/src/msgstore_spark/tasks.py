@@ -174,8 +174,8 @@ def name_host() -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        reason = re.sub(r" Did you mean '[^']*'\?", "", str(error))  # the driver has the plugin
-        raise type(error)(f"{_here()}: {reason} check_executors(spark) compares all executors with the driver.") from error
+        reason = re.sub(r" Did you mean '[^']*'\?", "", str(error)).rstrip(".")  # the driver has the plugin
+        raise type(error)(f"{_here()}: {reason}. check_executors(spark) compares all executors with the driver.") from error
 
 
 def _here() -> str:
