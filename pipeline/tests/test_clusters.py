@@ -285,7 +285,7 @@ def test_unusable_python_is_named():
     assert "3.99" in line
     assert ".. " not in line
     version = "{}.{}".format(*sys.version_info)
-    assert f"Set PYSPARK_PYTHON to a Python {version} that is at the same path on every host; for DataFrames" in line
+    assert f"Set PYSPARK_PYTHON, where this program runs, to a Python {version} that is at the same path" in line
     ((line,),) = ask("local[2]", [], python="/no/such/python")
     assert re.match(r"on \S+: no task can be run with /no/such/python: ", line)
 

@@ -235,8 +235,8 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         where = f"on {host[1]}" if host else "executors"
         python = "Python" if is_remote() else spark.sparkContext.pythonExec
         raise ExecutorMismatch(
-            f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON to a Python "
-            f"{fingerprint()['Python']} that is at the same path on every host; for DataFrames on this one, too"
+            f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON, where this program runs, to "
+            f"a Python {fingerprint()['Python']} that is at the same path on every host; for DataFrames on this one, too"
         ) from None
     return [json.loads(row[0]) for row in rows]
 

@@ -167,7 +167,8 @@ class PartWriter:
             is_valid = body_check(self._target.body) if check and not self._backends.plain_bodies else None
             if is_valid and not all(map(is_valid, ids, bodies)):
                 wrong = next(msg_id for msg_id, body in zip(ids, bodies, strict=True) if not is_valid(msg_id, body))
-                raise StoreError(f"{where}: the body of {wrong.hex()} is not valid for the codec {self._target.body.name!r}")
+                codec = self._target.body.name
+                raise StoreError(f"{where}: the body of {wrong.hex()} is not valid for the codec {codec!r}. Choose another.")
             largest, form = max(bodies, key=len, default=b""), self._form
             if len(largest) > form.format.max_body:
                 raise MessageTooLarge(
