@@ -417,8 +417,13 @@ def msgstore_indexes():
         ([], "registers nothing"),
         (
             [hook("msgstore_gc_policies", lambda: [GcPolicyDescriptor(name="Acme P", contract=(1, 0), factory="a:b")])],
-            "msgstore_gc_policies failed: ValueError: 'name' must match regex '[a-z0-9][a-z0-9_-]{0,63}' ('Acme P' doesn't)",
+            "msgstore_gc_policies failed: ValueError: the name 'Acme P' must be up to 64 lower-case letters, digits",
         ),
+        (
+            [hook("msgstore_gc_policies", lambda: [GcPolicyDescriptor(name="a", contract=(1, 0), factory="acme")])],
+            "the factory 'acme' must be text such as 'package.module:name'",
+        ),
+        ([hook("msgstore_gc_policies", lambda: None)], "TypeError: it returned None, and must return a list of descriptors"),
         ([hook("msgstore_indexes", raising(SystemExit("no")))], "msgstore_indexes failed: SystemExit: no"),
         ([hook("msgstore_indexes", raising(GeneratorExit("no")))], "msgstore_indexes failed: GeneratorExit: no"),
     ],

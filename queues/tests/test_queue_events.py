@@ -135,6 +135,17 @@ def test_observer_of_a_plugin_is_registered(monkeypatch):
     assert found["msgstore_vhost_closed"].call(1) == "closed"
 
 
+def test_hook_that_returns_nothing_is_named(monkeypatch):
+    @hookimpl
+    def msgstore_backing_queues():
+        pass
+
+    plugin = types.SimpleNamespace(msgstore_backing_queues=msgstore_backing_queues)
+    monkeypatch.setattr(catalogue, "entry_points", lambda group: [types.SimpleNamespace(name="acme", load=lambda: plugin)])
+    [broken] = load_catalogue().broken
+    assert broken == "acme: msgstore_backing_queues returned None, and must return a list of descriptors"
+
+
 def test_observer_may_use_the_vhost(tmp_path):
     """No lock is held while it is called."""
     found, done = [], threading.Event()

@@ -83,7 +83,9 @@ def _registered(manager: pluggy.PluginManager, hook: str, kind: type[D], broken:
     found: dict[str, D] = {}
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         try:
-            descriptors: Iterable[D] = list(implementation.function())
+            descriptors = implementation.function()
+            if not isinstance(descriptors, Iterable):
+                raise TypeError(f"{hook} returned {descriptors!r}, and must return a list of descriptors")
             for one in descriptors:
                 if not isinstance(one, kind):
                     raise TypeError(f"{hook} gave {one!r}")

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import enum
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NewType, get_args
 
 import attrs
-from attrs.validators import deep_iterable, in_, instance_of, matches_re
+from attrs.validators import deep_iterable, in_, instance_of
 
 CONTRACT_VERSION: tuple[int, int] = (1, 0)
 """A minor version only adds, a major version changes or removes."""
@@ -82,6 +83,19 @@ def _capabilities(values: Iterable[Capability | str]) -> frozenset[Capability]:
     return frozenset(map(Capability, values))
 
 
+def has_form(pattern: str, form: str) -> Callable[[object, attrs.Attribute[Any], object], None]:
+    """Return a validator of text. ``form`` is what an error says of it."""
+
+    def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
+            raise ValueError(f"the {attribute.name} {value!r} must be {form}")
+
+    return check
+
+
+_OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+names_object = has_form(_OBJECT, "text such as 'package.module:name'")
+may_name_object = has_form(f"|{_OBJECT}", "text such as 'package.module:name'")
 FieldKind = Literal["int", "float", "text", "bytes", "time"]
 """``int`` and ``time`` (nanoseconds since the epoch) are signed 64-bit integers."""
 
@@ -90,7 +104,9 @@ FieldKind = Literal["int", "float", "text", "bytes", "time"]
 class RecordField:
     """Name of a field and kind of its values."""
 
-    name: str = attrs.field(validator=matches_re(r"[a-z][a-z0-9_]{0,63}"))
+    name: str = attrs.field(
+        validator=has_form(r"[a-z][a-z0-9_]{0,63}", "up to 64 lower-case letters, digits and '_', a letter first")
+    )
     """Heading of tables and columns. Taken by scans: store, file, format, offset, size, type, id, body, references."""
     kind: FieldKind = attrs.field(validator=in_(get_args(FieldKind)))
     summary: str = ""
@@ -101,11 +117,13 @@ class RecordField:
 class Descriptor:
     """Registers one backend. Each kind has a subclass. A plugin with values that can never work is reported as broken."""
 
-    name: str = attrs.field(validator=matches_re(r"[a-z0-9][a-z0-9_-]{0,63}"))
+    name: str = attrs.field(
+        validator=has_form(r"[a-z0-9][a-z0-9_-]{0,63}", "up to 64 lower-case letters, digits, '_' and '-', no sign first")
+    )
     """Name by which a configuration selects the backend. Names that reach disk are permanent."""
     contract: tuple[int, int]
     """Contract version that the plugin was written against: a literal, never ``CONTRACT_VERSION``."""
-    factory: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
+    factory: str = attrs.field(validator=names_object)
     """``"package.module:attribute"``. The subclass says what it is called with."""
     options: type[Any] = NoOptions
     """attrs class of its configuration keys. Annotate sizes as ``Size``, times as ``Duration``, paths as ``Path``."""

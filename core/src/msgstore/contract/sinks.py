@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
-from attrs.validators import matches_re
 
-from msgstore.contract.descriptors import Descriptor
+from msgstore.contract.descriptors import Descriptor, may_name_object
 from msgstore.contract.errors import StoreError
 from msgstore.contract.messages import MessageBatch
 
@@ -48,7 +47,7 @@ class SinkDescriptor(Descriptor):
     """Names of options that may be others when an interrupted conversion continues, such as a rate."""
     raw: bool = False
     """True if the sink uses ``raws`` of the batches."""
-    accepts: str = attrs.field(default="", validator=matches_re(r"|[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
+    accepts: str = attrs.field(default="", validator=may_name_object)
     """``"package.module:function"``: called with the options, returns the layouts of ``raws`` that the sink takes from the
     source of the same name (``SourceContext.accepts``). Without it, the sink takes any."""
 

@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
-from attrs.validators import matches_re
 
-from msgstore.contract.descriptors import Descriptor
+from msgstore.contract.descriptors import Descriptor, may_name_object, names_object
 from msgstore.contract.messages import Candidate, MessageBatch, QueueInfo, QueueName, SourceDamage
 from msgstore.contract.records import Buffer
 
@@ -41,11 +40,11 @@ from msgstore.contract.records import Buffer
 class SourceDescriptor(Descriptor):
     """``factory(context: SourceContext) -> Source``. Capabilities: RANDOM_ACCESS, REFLOW, SHARED_BODIES."""
 
-    detect: str = attrs.field(validator=matches_re(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
+    detect: str = attrs.field(validator=names_object)
     """``"package.module:function"``: called with any file or directory, returns a :class:`Candidate` or None. It opens few
     files, and reads few bytes of each."""
 
-    sample: str = attrs.field(default="", validator=matches_re(r"|[A-Za-z_][\w.]*:[A-Za-z_]\w*"))
+    sample: str = attrs.field(default="", validator=may_name_object)
     """``"package.module:function"``: called with an empty directory, writes a small example of what the source reads, and
     returns its path. The conformance kit reads it, so it has messages for each capability, such as shared bodies, and in each
     state, and queues with different bodies. Times are from 1990 to 2099; a message with an expiry expires at that time.

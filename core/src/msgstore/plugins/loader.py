@@ -229,7 +229,10 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
         for implementation in getattr(manager.hook, hook).get_hookimpls():  # one at a time: a failure names its plugin
             provider = providers[implementation.plugin_name]
             try:
-                found = list(implementation.function())
+                found = implementation.function()
+                if not isinstance(found, Iterable):
+                    raise TypeError(f"it returned {found!r}, and must return a list of descriptors")
+                found = list(found)
                 for descriptor in found:
                     check_descriptor(descriptor, expected)
             except BaseException as error:
