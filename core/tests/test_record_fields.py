@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from msgstore.jobs import inputs
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.loader import check_descriptor
 from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
-from msgstore.scan.segment import fields_as_json, values_of
+from msgstore.scan.segment import check_values, fields_as_json, values_of
 
 MSG_ID = bytes(range(16))
 
@@ -215,7 +216,7 @@ def bound(kind: Any, values: object) -> BoundRecord:
 )
 def test_values_are_shown_by_kind(kind, value, as_json, shown):
     record = bound(kind, value if isinstance(value, RecordError) else (value,))
-    values = values_of(record, b"")
+    values = values_of(mock.Mock(), record, b"")
     is_readable = shown is not None
     assert fields_as_json(record, values) == ({"it": as_json} if is_readable else None)
     assert Described("mine", record, values).as_text() == ({"it": shown} if is_readable else {})
@@ -224,18 +225,18 @@ def test_values_are_shown_by_kind(kind, value, as_json, shown):
 @pytest.mark.parametrize(
     ("kind", "values", "reason"),
     [
-        ("int", ("1",), "for its field 'it' of kind 'int'"),
+        ("int", ("1",), "for the field 'it' of kind 'int'"),
         ("int", (True,), "of kind 'int'"),
         ("int", (2**63,), "of kind 'int'"),
         ("text", (b"",), "of kind 'text'"),
-        ("text", ("a", "b"), "for its 1 fields"),
-        ("text", ["a"], "for its 1 fields"),
-        ("text", KeyError("x"), "cannot read the fields of a record: KeyError"),
+        ("text", ("a", "b"), r"it returns ('a', 'b') (tuple), not a tuple with 1 values"),
+        ("text", ["a"], "it returns ['a'] (list), not a tuple"),
+        ("text", 3, "it returns 3 (int), not a tuple"),
     ],
 )
-def test_wrong_values_name_the_record_type(kind, values, reason):
-    with pytest.raises(BrokenPlugin, match=reason):
-        values_of(bound(kind, values), b"")
+def test_wrong_values_are_refused(kind, values, reason):
+    with pytest.raises(TypeError, match=re.escape(reason)):
+        check_values((RecordField("it", kind),), values)
 
 
 def test_two_types_of_one_byte_are_refused(ranked):
@@ -254,12 +255,21 @@ def test_record_that_says_nothing_has_no_fields(ranked):
         assert describe(WholeRecord(Path("7.sqs"), 64, form, b"anything", b"")) == Described(name)
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ("priority, priority % 66 and 'A', None", "TypeError: it returns 0 for the field 'letter'"),
+        ("(priority, 'A', None) if priority == 65 else 3", "TypeError: it returns 3 (int), not a tuple with 3 values"),
+        ("priority, {65: 'A'}[priority], None", "KeyError: 66 (acme_ranked.py:"),
+    ],
+)
 @pytest.mark.parametrize("verb", [["ls", "--fields"], ["ls", "--json"], ["get", "--fields"], ["scan", "--json"]], ids=" ".join)
-def test_wrong_values_name_file_and_offset(ranked, tmp_path, verb):
+def test_wrong_values_name_file_offset_and_plugin(ranked, tmp_path, verb, values, reason):
     store = written(tmp_path, 65, 66)
     broken = tmp_path / "site-packages" / "acme_ranked.py"
-    broken.write_text(broken.read_text().replace("return priority, chr(priority)", "return priority, priority % 66 and 'A'"))
+    broken.write_text(broken.read_text().replace("return priority, chr(priority), None", f"return {values}"))
     sys.modules.pop("acme_ranked", None)
     found = run(*verb, store, *(["42" * 16] if verb[0] == "get" else []), code=2)
     offset = 64 + 27  # behind the first
-    assert f"{store}/0.sqs at offset {offset}: the record type 'ranked' returns 0 for its field 'letter'" in found.stderr
+    assert f"{store}/0.sqs at offset {offset}: the record type 'ranked' of acme-ranked 1.0 (entry point" in found.stderr
+    assert f"failed in fields: {reason}" in found.stderr

@@ -131,7 +131,7 @@ def open_codec(body: str | Backend) -> OpenCodec:
             values = codec.fields(stored) if fields else ()  # type: ignore[attr-defined]  # of a BodyCodecWithFields
             if values is None:
                 return None
-            values = check_values(f"the body codec {name!r}", fields, values)
+            values = check_values(fields, values)
             method = "decode"
             payload = codec.decode(msg_id, stored) if with_payload else b""
             if not isinstance(payload, bytes):

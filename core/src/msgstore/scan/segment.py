@@ -28,7 +28,6 @@ from msgstore.contract import (
 )
 from msgstore.directory import SETTINGS
 from msgstore.files import Files
-from msgstore.plugins.blame import blame
 from msgstore.scan.formats import OWN_RECORD, OpenFormat
 
 Values = tuple[object, ...]
@@ -196,28 +195,27 @@ class Described:
         return {name: _printable(value) for name, value in (self.as_json().get("fields") or {}).items()}
 
 
-def values_of(bound: BoundRecord, record: bytes) -> Values | None:
-    """Return the fields of one whole record, or None if they cannot be read. Raises BrokenPlugin if they do not fit the
-    descriptor."""
-    backend = f"the {'record type' if bound.byte else 'segment format'} {bound.name!r}"
+def values_of(form: OpenFormat, bound: BoundRecord, record: bytes) -> Values | None:
+    """Return the fields of one whole record of ``form``, or None if they cannot be read. Raises BrokenPlugin if they do not fit
+    the descriptor."""
     try:
-        values = bound.record.fields(record)  # type: ignore[attr-defined]  # one of RecordFields
+        return check_values(bound.fields, bound.record.fields(record))  # type: ignore[attr-defined]  # one of RecordFields
     except RecordError:
         return None
-    except Exception as error:
-        text = f"{backend} cannot read the fields of a record: {type(error).__name__}: {error}"
-        raise blame(error) or BrokenPlugin(text) from error
-    return check_values(backend, bound.fields, values)
+    except Exception:
+        descriptor = form.catalogue.record(form.name, bound.name) if bound.byte else form.descriptor
+        with form.catalogue.attribute_errors(descriptor, "failed in fields", passing=MemoryError):
+            raise
 
 
-def check_values(source: str, fields: Sequence[RecordField], values: object) -> Values:
-    """Return ``values`` if there is one of the right kind for each field. Raises BrokenPlugin, which begins with ``source``."""
+def check_values(fields: Sequence[RecordField], values: object) -> Values:
+    """Return ``values`` if there is one of the right kind for each field. Raises TypeError."""
     if not isinstance(values, tuple) or len(values) != len(fields):
-        raise BrokenPlugin(f"{source} returns {values!r} for its {len(fields)} fields")
+        raise TypeError(f"it returns {values!r} ({type(values).__name__}), not a tuple with {len(fields)} values")
     for field, value in zip(fields, values, strict=True):
         is_small = not isinstance(value, int) or -(2**63) <= value < 2**63
         if value is not None and not (type(value) is _TYPES[field.kind] and is_small):
-            raise BrokenPlugin(f"{source} returns {value!r} for its field {field.name!r} of kind {field.kind!r}")
+            raise TypeError(f"it returns {value!r} for the field {field.name!r} of kind {field.kind!r}")
     return values
 
 
@@ -230,7 +228,7 @@ def values_at(form: OpenFormat, data: Buffer, *columns: Columns) -> dict[int, Va
             bound = form.with_fields.get(type_byte)
             if bound is not None:
                 try:
-                    values[offset] = values_of(bound, data[offset : offset + size])
+                    values[offset] = values_of(form, bound, data[offset : offset + size])
                 except BrokenPlugin as error:
                     raise BrokenPlugin(f"at offset {offset}: {error}") from error
     return values
@@ -252,7 +250,7 @@ def describe(record: WholeRecord) -> Described:
     type_byte = scan.records.types[0]
     bound = form.with_fields.get(type_byte)
     try:
-        values = values_of(bound, record.data) if bound else None
+        values = values_of(form, bound, record.data) if bound else None
     except BrokenPlugin as error:
         raise BrokenPlugin(f"{record.path} at offset {record.offset}: {error}") from error
     return Described(form.type_names.get(type_byte), bound, values)

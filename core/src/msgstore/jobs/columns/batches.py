@@ -309,7 +309,7 @@ def _field(form: OpenFormat, data: Buffer, rows: pa.RecordBatch, name: str, kind
             continue
         of_type = rows.filter(mask)
         places = zip(of_type.column("offset").to_pylist(), of_type.column("size").to_pylist(), strict=True)
-        found = [values_of(bound, data[at : at + size]) for at, size in places]
+        found = [values_of(form, bound, data[at : at + size]) for at, size in places]
         values = _column(bound.fields[number], [None if one is None else one[number] for one in found])
         column = pc.replace_with_mask(column, mask, values)
     return column
