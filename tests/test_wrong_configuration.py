@@ -28,6 +28,7 @@ import msgstore_queues
 from msgstore import directory
 from msgstore.files import Files
 from msgstore.jobs import inputs
+from msgstore.jobs.messages.conversion_plan import choose_sink
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins import catalogue as catalogue_module
 from msgstore.plugins import loader
@@ -400,6 +401,35 @@ def test_formats_claiming_same_files_are_refused(machine, claimed, files):
     assert f"files {files} claimed by 2 segment formats: " in problem
     assert "'blocks' of acme-blocks 1.1.0 (entry point" in problem
     assert msgstore.load_catalogue(["acme-blocks:blocks"]).format("v2").name == "v2"
+
+
+@pytest.mark.parametrize(
+    ("members", "claimed", "destination"),
+    [
+        ("endings=('.jsonl',)", "files *.jsonl are claimed by 2 sinks: 'packs' of acme-packs 1.0 (entry point", "q.jsonl"),
+        ("endings=('.JSONL',)", "files *.JSONL and *.jsonl are claimed by 2 sinks: ", "q.jsonl"),
+        ("schemes=('amqp',)", "URLs amqp:// are claimed by 2 sinks: ", "amqp://host"),
+    ],
+)
+def test_sinks_claiming_same_destinations_are_refused(machine, members, claimed, destination, monkeypatch):
+    """Whichever comes first; and the line proposes to disable the stranger."""
+    descriptor = f"SinkDescriptor(name='packs', contract=(1, 0), factory='a:b', {members})"
+    machine.install("acme-packs", "1.0", "packs", "msgstore_sinks", descriptor)
+    [problem] = msgstore.load_catalogue().problems()
+    assert problem.startswith(claimed)
+    assert problem.endswith('disabled = ["acme-packs:packs"].')
+    machine.write_store()
+    monkeypatch.chdir(machine.path)
+    for more in ([], ["--sink", "packs"]):
+        assert problem in command("convert", machine.store, destination, *more, code=2).stderr
+    assert not (machine.path / "q.jsonl").exists()
+
+
+def test_longest_ending_selects_the_sink(machine):
+    descriptor = "SinkDescriptor(name='packs', contract=(1, 0), factory='a:b', endings=('.jsonl.pack', '.p.jsonl'))"
+    machine.install("acme-packs", "1.0", "packs", "msgstore_sinks", descriptor)
+    chosen = [choose_sink(msgstore.load_catalogue(), name, None).name for name in ("a.jsonl", "a.p.jsonl", "a.jsonl.pack")]
+    assert chosen == ["jsonl", "packs", "packs"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from msgstore.contract import Capability, SegmentFormatDescriptor
+from msgstore.contract import Capability, SegmentFormatDescriptor, SinkDescriptor
 from msgstore.plugins.loader import RESERVED_EXTENSIONS, check_descriptor
 from msgstore.units import parse_duration, parse_size
 
@@ -94,3 +94,20 @@ def test_capabilities_given_by_name_are_converted(capabilities):
 def test_impossible_descriptor_is_refused(members, reason):
     with pytest.raises((ValueError, TypeError), match=re.escape(reason)):
         check_descriptor(described(**members))
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"endings": ".mpk"}, "the endings '.mpk' are not a tuple of text, such as ('one',)"),
+        ({"endings": (3,)}, "the endings (3,) are not a tuple of text"),
+        ({"endings": (".mpk", "mpk")}, "the ending 'mpk' does not begin with '.', such as '.acme'"),
+        ({"endings": (".",)}, "the ending '.' does not"),
+        ({"endings": ("",)}, "the ending '' does not"),
+        ({"schemes": "amqp"}, "the schemes 'amqp' are not a tuple of text"),
+        ({"changeable": "rate"}, "the changeable 'rate' are not a tuple of text"),
+    ],
+)
+def test_impossible_sink_is_refused(members, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        check_descriptor(SinkDescriptor(name="a", contract=(1, 0), factory="a:b", **members))

@@ -71,10 +71,7 @@ class Catalogue(Loaded):
 
     def format(self, name: str) -> SegmentFormatDescriptor:
         """Return a segment format. Also raises PluginError if another format claims its extensions."""
-        found = self._resolve(SegmentFormatDescriptor, "format", name)
-        for extension in extensions_of(found):
-            self._check_single_claim(extension)
-        return found
+        return self._only_claimant(self._resolve(SegmentFormatDescriptor, "format", name), "format")
 
     def record(self, format_name: str, name: str) -> RecordTypeDescriptor:
         """Return a record type of a format."""
@@ -97,8 +94,8 @@ class Catalogue(Loaded):
         return self._resolve(SourceDescriptor, "source", name)
 
     def sink(self, name: str) -> SinkDescriptor:
-        """Return a sink of messages."""
-        return self._resolve(SinkDescriptor, "sink", name)
+        """Return a sink of messages. Also raises PluginError if another sink claims its endings or schemes."""
+        return self._only_claimant(self._resolve(SinkDescriptor, "sink", name), "sink")
 
     def job_runner(self, name: str) -> JobRunnerDescriptor:
         """Return a job runner."""
@@ -178,7 +175,8 @@ class Catalogue(Loaded):
         yield from map(str, self.failures)
         named = ((found.kind, found.descriptor.name, _format_of(found.descriptor)) for found in self.registrations)
         checks: list[Callable[[], object]] = [partial(self._resolve, Descriptor, *one) for one in dict.fromkeys(named)]
-        checks += [partial(self._check_single_claim, one) for one in dict.fromkeys(map(str.lower, self.formats_by_extension()))]
+        claims = ((found.kind, claim.lower()) for found in self.registrations for claim in _claims_of(found.descriptor))
+        checks += [partial(self._check_single_claim, *one) for one in dict.fromkeys(claims)]
         for check in checks:
             try:
                 check()
@@ -279,22 +277,29 @@ class Catalogue(Loaded):
         assert isinstance(found.descriptor, kind_class)
         return found.descriptor
 
-    def _check_single_claim(self, extension: str) -> None:
-        """Raise PluginError if several formats claim the extension. Ignores case, because some file systems do."""
+    def _only_claimant(self, found: D, kind: str) -> D:
+        """Return ``found`` if no other backend of its kind claims the same files or URLs. Raises PluginError."""
+        for claim in _claims_of(found):
+            self._check_single_claim(kind, claim)
+        return found
+
+    def _check_single_claim(self, kind: str, claim: str) -> None:
+        """Raise PluginError if several backends have the claim. Ignores case, because some file systems do."""
         claims = [
-            (form, claimed)
-            for form in self.descriptors(SegmentFormatDescriptor)
-            for claimed in extensions_of(form)
-            if claimed.lower() == extension.lower()
+            (found, claimed)
+            for found in self._of(kind)
+            for claimed in _claims_of(found.descriptor)
+            if claimed.lower() == claim.lower()
         ]
-        if len({form.name for form, _ in claims}) < 2:
+        if len({found.descriptor.name for found, _ in claims}) < 2:
             return
-        providers = [self.provider(form) for form, _ in claims]
-        listed = "; ".join(f"{form.name!r} of {provider}" for (form, _), provider in zip(claims, providers, strict=True))
-        third_party = [one for one in providers if one.distribution not in KNOWN_DISTRIBUTIONS.values()]
-        files = " and ".join(sorted({f"*{claimed}" for _, claimed in claims}))
+        listed = "; ".join(f"{found.descriptor.name!r} of {found.provider}" for found, _ in claims)
+        providers = [found.provider for found, _ in claims]
+        ours = ("msgstore", *KNOWN_DISTRIBUTIONS.values())
+        third_party = [one for one in providers if one.distribution not in ours]
+        claimed = f"{'files' if claim[0] == '*' else 'URLs'} {' and '.join(sorted({claimed for _, claimed in claims}))}"
         raise PluginError(
-            f"files {files} are claimed by {len(claims)} segment formats: {listed}. Keep one: 'pip uninstall' the others' "
+            f"{claimed} are claimed by {len(claims)} {NOUNS[kind]}s: {listed}. Keep one: 'pip uninstall' the others' "
             f"distributions, or {_disable((third_party or providers)[0])}."
         )
 
@@ -343,6 +348,13 @@ def _normal(distribution: str) -> str:
 
 def _disable(provider: Provider) -> str:
     return f'disable their entry points, as in disabled = ["{provider.distribution}:{provider.entry_point}"]'
+
+
+def _claims_of(descriptor: Descriptor) -> list[str]:
+    """Return the files and URLs that select a backend, such as ``*.sqs`` and ``amqp://``."""
+    if isinstance(descriptor, SinkDescriptor):
+        return [*(f"*{ending}" for ending in descriptor.endings), *(f"{scheme}://" for scheme in descriptor.schemes)]
+    return [f"*{extension}" for extension in extensions_of(descriptor)]
 
 
 def _format_of(descriptor: Descriptor) -> str | None:

@@ -334,6 +334,14 @@ def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor
             raise ValueError(f"the option {option.name!r} has no default: records are also read without a configuration")
     if "use" in attrs.fields_dict(descriptor.options) and not isinstance(descriptor, RecordTypeDescriptor):
         raise ValueError("an option cannot be named 'use': this key selects the backend")
+    if isinstance(descriptor, SinkDescriptor):
+        for name in ("endings", "schemes", "changeable"):
+            texts = getattr(descriptor, name)
+            if not (isinstance(texts, tuple) and all(isinstance(one, str) for one in texts)):
+                raise ValueError(f"the {name} {texts!r} are not a tuple of text, such as ('one',)")
+        for ending in descriptor.endings:
+            if re.fullmatch(r"\.[^/]+", ending) is None:
+                raise ValueError(f"the ending {ending!r} does not begin with '.', such as '.acme'")
     for extension in extensions_of(descriptor):
         if not isinstance(extension, str) or re.fullmatch(r"\.[A-Za-z0-9_]+", extension) is None:
             raise ValueError(f"the extension {extension!r} is not '.' followed by letters, digits and '_', such as '.acme'")

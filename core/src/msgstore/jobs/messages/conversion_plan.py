@@ -91,10 +91,12 @@ def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -
         catalogue.sink(given.name)
         return given
     scheme, separator, _ = destination.partition("://")
-    for sink in catalogue.descriptors(SinkDescriptor):
-        if (separator and scheme in sink.schemes) or any(destination.rstrip("/").endswith(ending) for ending in sink.endings):
-            return attrs.evolve(given, name=sink.name) if given is not None else Backend(sink.name)
-    endings = {ending: sink.name for sink in catalogue.descriptors(SinkDescriptor) for ending in sink.endings}
+    sinks = catalogue.descriptors(SinkDescriptor)
+    endings = {ending: sink.name for sink in sinks for ending in sink.endings}
+    of_scheme = [sink.name for sink in sinks if separator and scheme in sink.schemes]
+    longest_first = sorted(endings, key=len, reverse=True)  # *.acme.jsonl is not *.jsonl
+    for name in (*of_scheme, *(endings[one] for one in longest_first if destination.rstrip("/").endswith(one))):
+        return attrs.evolve(given, name=name) if given is not None else Backend(name)
     listed = ", ".join(f"*{ending} ({name})" for ending, name in sorted(endings.items()))
     names = ", ".join(catalogue.names("sink"))
     if separator:
