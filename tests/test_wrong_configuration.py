@@ -432,6 +432,14 @@ def test_longest_ending_selects_the_sink(machine):
     assert chosen == ["jsonl", "packs", "packs"]
 
 
+def test_plugins_check_finds_default_of_another_type(machine):
+    head = "import attrs\n@attrs.frozen\nclass Options:\n    vhost: str = 5\ndef codec(options): pass\n"
+    descriptor = "BodyCodecDescriptor(name='packs', contract=(1, 0), factory='acme_packs_plugin:codec', options=Options)"
+    machine.install("acme-packs", "1.0", "packs", "msgstore_body_codecs", descriptor, head=head)
+    [problem] = (row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem")
+    assert problem.endswith("examples with the defaults: vhost: an integer is not text")
+
+
 @pytest.mark.parametrize(
     "verb",
     [

@@ -89,6 +89,7 @@ def test_capabilities_given_by_name_are_converted(capabilities):
         ({"leftover_extensions": ".old"}, "'leftover_extensions' must be <class 'tuple'>"),
         ({"leftover_extensions": (".old", "new")}, "the extension 'new' is not"),
         ({"leftover_extensions": (".a",)}, "the extension '.a' cannot be used for both segments and leftovers"),
+        ({"capabilities": [Capability.PERSISTENT]}, "a SegmentFormatDescriptor cannot claim the capability PERSISTENT"),
     ],
 )
 def test_impossible_descriptor_is_refused(members, reason):

@@ -84,6 +84,20 @@ _PROTOCOLS: dict[tuple[type[Descriptor], Capability | None], type] = {
 """Protocol of the objects that each kind's factory makes, and of the optional methods of a capability. Job runners are not part
 of the contract, and commands are click's."""
 
+_CAPABILITIES: dict[type[Descriptor], set[Capability]] = {
+    SegmentFormatDescriptor: {
+        Capability.SELF_DESCRIBING, Capability.COMPACTABLE, Capability.TYPED_RECORDS, Capability.VERBATIM, Capability.FRAMED,
+        Capability.FIELDS,
+    },
+    RecordTypeDescriptor: {Capability.FRAMED, Capability.FIELDS},
+    IndexDescriptor: {Capability.PERSISTENT, Capability.LIVE_READS},
+    GcPolicyDescriptor: {Capability.DROPS_MESSAGES},
+    BodyCodecDescriptor: {Capability.FIELDS, Capability.PLAIN},
+    SourceDescriptor: {Capability.RANDOM_ACCESS, Capability.SHARED_BODIES, Capability.REFLOW},
+    SinkDescriptor: {Capability.JOINS},
+}  # fmt: skip
+"""Capabilities that each kind may claim; the other kinds have none."""
+
 CONTRACT_METHODS = {
     name for protocol in _PROTOCOLS.values() for name, value in vars(protocol).items() if inspect.isfunction(value)
 }
@@ -315,6 +329,9 @@ def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor
         raise ValueError(f"the contract version {descriptor.contract!r} is not a pair of numbers, such as (1, 0)")
     if not (descriptor.examples and all(isinstance(example, Mapping) for example in descriptor.examples)):
         raise ValueError(f"the examples {descriptor.examples!r} are not sets of options, such as ({{}},)")
+    known = next((found for kind, found in _CAPABILITIES.items() if isinstance(descriptor, kind)), set[Capability]())
+    for other in descriptor.capabilities - known:
+        raise ValueError(f"a {type(descriptor).__name__} cannot claim the capability {other.name}")
     names = [field.name for field in descriptor.fields]
     if taken := SCAN_COLUMNS.intersection(names):
         raise ValueError(f"a field cannot be named {min(taken)!r}: every scan has a column of this name")

@@ -117,6 +117,7 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
             for example in () if isinstance(descriptor, IndexDescriptor | JobRunnerDescriptor) else descriptor.examples:
                 where = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}: examples"
                 given = structure(descriptor.options, example, where)
+                structure(descriptor.options, _defaults(descriptor.options) | dict(example), f"{where} with the defaults:")
                 if isinstance(descriptor, SourceDescriptor | SinkDescriptor):
                     _make_at_path(catalogue, descriptor, given)
                     continue
@@ -127,6 +128,13 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
                 catalogue.make(descriptor, given)
         except MsgStoreError as error:
             yield str(error)
+
+
+def _defaults(kind: type[attrs.AttrsInstance]) -> dict[str, object]:
+    """Return the defaults of options, except those that are factories or tables."""
+    made = [field.name for field in attrs.fields(kind) if isinstance(field.default, attrs.Factory)]  # type: ignore[arg-type]
+    defaults = {field.name: field.default for field in attrs.fields(kind) if field.name not in made}
+    return {name: value for name, value in defaults.items() if value is not attrs.NOTHING and not attrs.has(type(value))}
 
 
 def _make_at_path(catalogue: Catalogue, descriptor: SourceDescriptor | SinkDescriptor, given: Any) -> None:
