@@ -440,6 +440,18 @@ def test_plugins_check_finds_default_of_another_type(machine):
     assert problem.endswith("examples with the defaults: vhost: an integer is not text")
 
 
+@pytest.mark.parametrize("verb", ["detect", "queues", "messages", "convert"])
+def test_unrecognised_path_names_what_failed_to_load(machine, verb):
+    """The plugin that reads or writes it may be that one."""
+    rocks(machine, head="import rocksdb_bindings")
+    (machine.path / "empty").mkdir()
+    more = [machine.path / "to.jsonl"] if verb == "convert" else []
+    told = "Failed to load: acme-rocks 1.4.0 (entry point"
+    assert told in " ".join(command(verb, machine.path / "empty", *more, code=None).output.split())
+    machine.write_store()
+    assert told in command("convert", machine.store, machine.path / "to.rocks", code=2).stderr
+
+
 @pytest.mark.parametrize(
     "verb",
     [

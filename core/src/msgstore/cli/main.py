@@ -97,9 +97,7 @@ class Program(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if not (failures := load_catalogue().failures):
-                raise
-            raise click.UsageError(f"{error.message} Failed to load: {'; '.join(map(str, failures))}", ctx) from error
+            raise click.UsageError(f"{error.message}{load_catalogue().failed_to_load()}", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_commands(ctx, formatter)

@@ -41,14 +41,15 @@ def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
 
 
 def not_recognised(catalogue: Catalogue, path: Path) -> str:
-    """Return the text about a path that no source recognises. It names the directories in it that a source recognises."""
+    """Return the sentences about a path that no source recognises. They name the directories in it that a source recognises,
+    and what failed to load."""
     text = f"{path}: no installed source recognises anything here ({', '.join(catalogue.names('source'))})"
     inner = sorted(child.name for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
     beneath = [name for name in inner if any(one.likelihood != "perhaps" for _, one in detect(catalogue, path / name))]
     if beneath:
         more = f" and {len(beneath) - _MOST_NAMED} more" if len(beneath) > _MOST_NAMED else ""
         text += f"; directories in it that are recognised: {', '.join(beneath[:_MOST_NAMED])}{more}"
-    return text
+    return f"{text}.{catalogue.failed_to_load()}"
 
 
 def reads_messages(catalogue: Catalogue, path: Path) -> str:

@@ -242,6 +242,13 @@ class Catalogue(Loaded):
             return BrokenPlugin(text)
         return BrokenPlugin(f"{text}. {_remedy(text, [one.provider.distribution for one in named])}")
 
+    def failed_to_load(self) -> str:
+        """Return the sentence about plugins that failed to load, after a space; "" if there are none."""
+        if len(self.failures) == 1:
+            return f" Failed to load: {self.failures[0]}."
+        failed = ", ".join(dict.fromkeys(failure.provider.distribution for failure in self.failures))
+        return f" Failed to load: {failed} ('msgstore plugins' says why)." if failed else ""
+
     # -- selection --------------------------------------------------------------------------------------------------------
 
     def _of(self, kind: str, of_format: str | None = None) -> list[Registration]:
@@ -315,11 +322,7 @@ class Catalogue(Loaded):
             text = f"the {what} cannot be used: {'; '.join(map(str, suspects))}"
             return BrokenPlugin(f"{text}. {_remedy(text, [suspects[0].provider.distribution])}")
         message = f"no installed plugin provides the {what}. Installed: {_listed(installed)}."
-        failed = ", ".join(dict.fromkeys(failure.provider.distribution for failure in self.failures))
-        if len(self.failures) == 1:
-            message += f" Failed to load: {self.failures[0]}."
-        elif failed:
-            message += f" Failed to load: {failed} ('msgstore plugins' says why)."
+        message += self.failed_to_load()
         if self.disabled:
             message += (
                 f" Disabled by the configuration: {', '.join(self.disabled)}. Remove the name from that list if it is there."
@@ -335,7 +338,7 @@ class Catalogue(Loaded):
         elif distribution:  # anybody may have written it: no line to copy
             message += f" According to the directory, the distribution {distribution!r} provides it: install that only if you "
             message += "trust it."
-        elif failed:
+        elif self.failures:
             message += " Try: mend what failed to load, if it provides that, or install the distribution that does."
         else:
             message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."

@@ -101,7 +101,8 @@ def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -
     names = ", ".join(catalogue.names("sink"))
     if separator:
         catalogue.sink({"amqps": "amqp"}.get(scheme, scheme))  # the error has the line for pip
-    raise ConfigError(f"{destination}: its name says no sink ({listed}). Name one with --sink: {names}")
+    failed = catalogue.failed_to_load()
+    raise ConfigError(f"{destination}: its name says no sink ({listed}).{failed} Name one with --sink: {names}")
 
 
 def plan_convert(

@@ -42,7 +42,7 @@ def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Ba
         return given
     found = detect(catalogue, path)
     if not found:
-        raise StoreError(f"{not_recognised(catalogue, path)}. Name a source with --source NAME.")
+        raise StoreError(f"{not_recognised(catalogue, path)} Name a source with --source NAME.")
     best = [name for name, candidate in found if candidate.likelihood == found[0][1].likelihood]
     if len(best) > 1:
         which = "; ".join(f"{name}: {candidate.evidence}" for name, candidate in found if name in best)
