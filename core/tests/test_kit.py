@@ -16,6 +16,7 @@ from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider
 from msgstore.testing import DescriptorTests, ObserverTests, Subject, observers
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, StoppingFiles, copy_of, crash_points, stopped
 from msgstore.testing.probes import LineInterleaver
+from msgstore.testing.sinks import check_same
 
 kit = pytest.mark.kit
 SUITE = "msgstore.testing.suite"
@@ -223,6 +224,14 @@ def test_observer_without_fault_is_told_of_everything(tmp_path):
     ObserverTests().test_stores_at_once_in_any_order(mine)
     ObserverTests().test_a_store_is_observed(mine, tmp_path)
     assert {type(event) for event in told} == set(EVENT_HOOKS.values())
+
+
+def test_another_content_of_one_file_is_named(tmp_path):
+    """As that of a sink which forgets ``truncate``."""
+    for name in ("made", "whole"):
+        (tmp_path / name).write_text(name)
+    with pytest.raises(AssertionError, match="another content of made\n"):
+        check_same(tmp_path / "made", tmp_path / "whole")
 
 
 @kit
