@@ -197,6 +197,8 @@ def test_selection(tmp_path):
         ("convert origin none/out.jsonl", "there is no such directory"),
         ("convert origin there.jsonl", "is there already"),
         ("detect nowhere", "there is no such file or directory"),
+        ("detect /dev/null", "/dev/null: is neither a regular file nor a directory"),
+        ("messages /dev/null", "/dev/null: is neither a regular file nor a directory"),
     ],
 )
 def test_misuse_is_a_clear_error(arguments, told, tmp_path, monkeypatch):

@@ -15,9 +15,11 @@ _MOST_NAMED = 5
 
 def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
     """Return the sources that can read a path, the most likely first. A source that fails is a warning. Raises StoreError if
-    the path does not exist, and the first failure if no source can read it."""
+    the path does not exist or is a pipe or device, and the first failure if no source can read it."""
     if not path.exists():
         raise StoreError(f"{path}: there is no such file or directory")
+    if not (path.is_file() or path.is_dir()):
+        raise StoreError(f"{path}: is neither a regular file nor a directory; copy what it holds into a file")
     found: list[tuple[str, Candidate]] = []
     failures: list[StoreIOError | PluginError] = []
     for name in catalogue.names("source"):
