@@ -199,6 +199,7 @@ def test_selection(tmp_path):
         ("detect nowhere", "there is no such file or directory"),
         ("detect /dev/null", "/dev/null: is neither a regular file nor a directory"),
         ("messages /dev/null", "/dev/null: is neither a regular file nor a directory"),
+        ("convert origin out --sink store --sink-option record=audit", "msgstore: the new store: record: "),
     ],
 )
 def test_misuse_is_a_clear_error(arguments, told, tmp_path, monkeypatch):

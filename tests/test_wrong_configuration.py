@@ -432,6 +432,17 @@ def test_longest_ending_selects_the_sink(machine):
     assert chosen == ["jsonl", "packs", "packs"]
 
 
+@pytest.mark.parametrize("kind", ["source", "sink"])
+def test_missing_option_of_source_or_sink_is_shown(machine, kind):
+    head = "import attrs\n@attrs.frozen\nclass Options:\n    vhost: str\n"
+    descriptor = f"{kind.title()}Descriptor(name='packs', contract=(1, 0), factory='a:b', options=Options, {{}})"
+    descriptor = descriptor.format("detect='a:b'" if kind == "source" else "")
+    machine.install("acme-packs", "1.0", "packs", f"msgstore_{kind}s", descriptor, head=head)
+    machine.write_store()
+    told = f"the {kind} packs: the key 'vhost' is missing. Add --{kind}-option vhost=VALUE\n"
+    assert told in command("convert", machine.store, machine.path / "to.jsonl", f"--{kind}", "packs", code=2).stderr
+
+
 def test_plugins_check_finds_default_of_another_type(machine):
     head = "import attrs\n@attrs.frozen\nclass Options:\n    vhost: str = 5\ndef codec(options): pass\n"
     descriptor = "BodyCodecDescriptor(name='packs', contract=(1, 0), factory='acme_packs_plugin:codec', options=Options)"

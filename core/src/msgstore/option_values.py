@@ -63,18 +63,19 @@ def backend_of(given: str | Backend) -> Backend:
         raise ConfigError('a backend with options is a JSON object with the member "use", its name') from None
 
 
-def structure(options: type[T], table: Mapping[str, Any], where: str, base: Path | None = None) -> T:
+def structure(options: type[T], table: Mapping[str, Any], where: str, base: Path | None = None, option: str = "") -> T:
     """Return ``table`` as an instance of the attrs class ``options``. Raises ConfigError with ``where`` and the key.
 
     A member that is an attrs class is a table. With ``base``, which only a configuration or a command line has, paths become
     relative to it, ``~`` is expanded, and for text there may be ``{ env = "NAME" }``, an environment variable, or ``{ file =
-    "PATH" }``, a file, without the line break at its end.
+    "PATH" }``, a file, without the line break at its end. ``option`` is what gives the keys on a command line.
     """
     fields = attrs.fields_dict(cast("type[attrs.AttrsInstance]", options))
     refuse_unknown(table, fields, where)
     missing = [name for name, field in fields.items() if field.default is attrs.NOTHING and name not in table]
     if missing:
-        raise ConfigError(f"{where}: the key {missing[0]!r} is missing")
+        hint = f". Add {option} {missing[0]}=VALUE" if option else ""
+        raise ConfigError(f"{where}: the key {missing[0]!r} is missing{hint}")
     values = typed_values(options, table, where, base)
     try:
         return options(**values)

@@ -33,6 +33,7 @@ from msgstore.jobs.columns.schemas import Messages, check_columns, messages_of
 from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart
 from msgstore.jobs.output.staging_directory import is_occupied
+from msgstore.scan.formats import NEW_STORE
 from msgstore_spark.options import WriteOptions
 from msgstore_spark.tasks import name_host
 
@@ -55,8 +56,8 @@ def _name_options() -> Iterator[None]:
     try:
         yield
     except (ConfigError, PluginError) as error:
-        text = re.sub("^target format: (?=.*the record type)", "option 'records': ", str(error))
-        raise type(error)(re.sub(r"^target (\w+)", r"option '\1'", text)) from error
+        text = re.sub(f"^{NEW_STORE} format: (?=.*the record type)", "option 'records': ", str(error))
+        raise type(error)(re.sub(rf"^{NEW_STORE} (\w+)", r"option '\1'", text)) from error
 
 
 @dataclass

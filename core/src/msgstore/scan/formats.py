@@ -41,6 +41,8 @@ from msgstore.plugins.catalogue import Catalogue
 
 OWN_RECORD = "message"
 """Name of the record type that every format with TYPED_RECORDS defines, and binds to its byte itself."""
+NEW_STORE = "the new store:"
+"""What begins errors about the backends of a store that a job makes."""
 THIRD_PARTY_BYTES = range(128, 256)
 _NOT_ITS_FAULT = MemoryError, ConfigError, PluginError
 """Exceptions of a format's calls that are not about it: the last two are of the codec that checks bodies."""
@@ -266,7 +268,7 @@ def assigned_byte(catalogue: Catalogue, format_name: str, record: str, where: st
     """Return the assigned byte of a record type that is written but not bound. Raises ConfigError if it has none."""
     byte = catalogue.record(format_name, record).assigned_byte
     if byte is None:
-        options = {"salvage": f"--bind {record}=128", "target": f"""--sink-option 'records={{"{record}": 128}}'"""}
+        options = {"salvage": f"--bind {record}=128", NEW_STORE: f"""--sink-option 'records={{"{record}": 128}}'"""}
         written = options.get(where, f'format = {{ use = "{format_name}", records = {{ {record} = 128 }} }}')
         raise ConfigError(
             f"{where} record: {record!r} is bound to no byte. Write {written}, with a byte from 128 to 255 of your choice."

@@ -126,7 +126,7 @@ def plan_convert(
     """
     chosen = choose_sink(catalogue, destination, sink)
     descriptor = catalogue.sink(chosen.name)
-    options = structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base)
+    options = structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base, "--sink-option")
     if descriptor.schemes:
         if destination.partition("://")[0] not in descriptor.schemes:
             raise ConfigError(

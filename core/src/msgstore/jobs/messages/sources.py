@@ -83,7 +83,9 @@ def source_spec(
 
 
 def _options(catalogue: Catalogue, source: Backend) -> object:
-    return structure(catalogue.source(source.name).options, source.options, f"the source {source.name}", source.base)
+    return structure(
+        catalogue.source(source.name).options, source.options, f"the source {source.name}", source.base, "--source-option"
+    )
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from msgstore.jobs.output.staging_directory import PARTS, errors
 from msgstore.jobs.workers import body_check, worker_catalogue
 from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan.formats import OWN_RECORD
+from msgstore.scan.formats import NEW_STORE, OWN_RECORD
 
 BATCH = 2**20
 """Bytes that are encoded and written at once. Less than a message that gets a segment of its own."""
@@ -76,7 +76,7 @@ class StoreSpec:
             "sync_interval": 0,
             "gc_interval": 0,
         }
-        return store_config(keys, "target", Path())
+        return store_config(keys, NEW_STORE, Path())
 
 
 def backends_of(target: StoreSpec, catalogue: Catalogue | None = None) -> Backends:
