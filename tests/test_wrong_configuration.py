@@ -403,6 +403,26 @@ def test_formats_claiming_same_files_are_refused(machine, claimed, files):
     assert msgstore.load_catalogue(["acme-blocks:blocks"]).format("v2").name == "v2"
 
 
+def test_config_check_lists_each_key_of_nested_tables(machine):
+    """Also of a record type's table, and once each."""
+    classes = "import attrs\n@attrs.frozen\nclass Limits:\n    per_run: int = 8\n"
+    classes += "@attrs.frozen\nclass Options:\n    limits: Limits | None = None\n"
+    descriptor = "GcPolicyDescriptor(name='cooled', contract=(1, 0), factory='acme_plugin:Made', options=Options)"
+    machine.install("acme", "1.0", "acme-cooled", "msgstore_gc_policies", descriptor, head=classes)
+    machine.file.write_text(
+        "[stores.orders]\npath = 'orders'\ngc = { use = 'cooled', limits = { a = 1, per_run = 'q' } }\n"
+        "format = { use = 'v2', records = { checksum = { x = 1, y = 2 } }, z = 3 }\n"
+    )
+    errors = command("config", "check", "--config", machine.file, code=2).stderr.splitlines()
+    assert [line.removeprefix(f"msgstore: {machine.file}: [stores.orders] ").split(". ")[0] for line in errors] == [
+        "format: unknown key 'z'",
+        "format records checksum: unknown key 'x'",
+        "format records checksum: unknown key 'y'",
+        "gc limits: unknown key 'a'",
+        "gc limits per_run: 'q' is not an integer",
+    ]
+
+
 @pytest.mark.parametrize(
     ("members", "claimed", "destination"),
     [

@@ -110,6 +110,26 @@ def test_wrong_backend_is_named_by_check_and_opening(file, keys, message):
         msgstore_queues.load_config(file).open("a")
 
 
+@pytest.mark.parametrize(
+    ("keys", "messages"),
+    [
+        (
+            "record = 'tenat', index = 'lmbd', gc = { use = 'half-empty', garbage = 'q', foo = 1 }",
+            [" record: no installed", " index: no installed", " gc garbage: 'q'", " gc: unknown key 'foo'"],
+        ),
+        ("gc_interval = 'x', reads = 5, gcc = 1", [" gc_interval: 'x'", " reads: 5", ": unknown key 'gcc'"]),
+    ],
+)
+def test_wrong_store_is_named_and_no_vhost_added(file, keys, messages):
+    write(file, f"[vhosts.a]\npath = 'x'\nstore = {{ {keys} }}\n")
+    for verb in (["config", "check"], ["vhost", "check"]):
+        errors = run(*verb, "--config", file, code=2).stderr.splitlines()
+        begins = [f"msgstore: {file}: [vhosts.a] store{message}" for message in messages]
+        assert [line[: len(begin)] for line, begin in zip(errors, begins, strict=True)] == begins
+    assert run("vhost", "add", "a", "--config", file, code=2).stderr.splitlines() == errors[:1]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
 def test_unknown_vhost_names_the_nearest(file):
     with pytest.raises(ConfigError, match=r"there is no table \[vhosts.wrk\]. Vhosts: work, root. Did you mean 'work'"):
         msgstore_queues.load_config(write(file, TABLES)).open("wrk")
@@ -161,7 +181,7 @@ def test_config_check_lists_every_wrong_key(file):
         [vhosts.a]
         pth = "x"
         durability = "never"
-        defaults = { durable = 5 }
+        defaults = { durable = 5, items = 3 }
         [vhosts.a.queues.q]
         max_length = -1
         overflow = "explode"
@@ -169,7 +189,7 @@ def test_config_check_lists_every_wrong_key(file):
     )
     errors = run("config", "check", "--config", file, code=2).stderr.splitlines()
     assert all(line.startswith(f"msgstore: {file}: [vhosts.a]") for line in errors)
-    parts = ["'path'?", "durability:", "durable:", "max_length", "overflow:"]
+    parts = ["'path'?", "durability:", "durable:", "items:", "max_length", "overflow:"]
     assert [part for part, line in zip(parts, errors, strict=True) if part not in line] == []
 
 

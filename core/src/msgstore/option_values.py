@@ -10,8 +10,11 @@ import difflib
 import functools
 import json
 import os
+import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -101,6 +104,26 @@ def typed_values(options: type[Any], table: Mapping[str, Any], where: str, base:
     return values
 
 
+def checks_of_keys(
+    options: type[Any], table: Mapping[str, Any], where: str, base: Path | None, others: tuple[str, ...] = ()
+) -> Iterator[Callable[[], object]]:
+    """Yield a check of each key alone, also of those in nested tables, so that an error in one does not hide the others.
+
+    ``others``: keys that the table may have beside the options.
+    """
+    fields, hints = attrs.fields_dict(options), dict[str, Any]()
+    with suppress(Exception):  # a plugin's annotations may raise anything; ``typed_values`` reports it
+        hints = _hints(cast("Hashable", options))
+    for key, value in table.items():
+        for kind in _alternatives(hints.get(key)) if isinstance(value, Mapping) else ():
+            if attrs.has(kind) and kind is not Backend:
+                yield from checks_of_keys(kind, value, f"{where} {key}", base)
+        if key in fields:
+            yield partial(typed_values, options, {key: value}, where, base)
+        else:
+            yield partial(refuse_unknown, {key: value}, [*others, *fields], where)
+
+
 def _unusable(options: type, place: str, error: Exception) -> ConfigError:
     name = f"{options.__module__}.{options.__qualname__}"
     return ConfigError(f"{place}: the class of options {name} cannot be used: {first_line(error)}")
@@ -154,6 +177,11 @@ def _exactly(kind: Callable[[Any], object], noun: str, *kinds: type) -> Any:
         return kind(value)
 
     return check
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """Return the types of ``X | Y``, or the type itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
 def _is_literal(kind: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import attrs
 import msgstore
 from msgstore.config import Config as FileConfig
 from msgstore.config import store_config
-from msgstore.contract import ConfigError, MsgStoreError
+from msgstore.contract import ConfigError
 from msgstore.option_values import nearest, refuse_unknown, structure, table_of
-from msgstore_queues.catalogue import Catalogue, load_catalogue, make
+from msgstore_queues.catalogue import load_catalogue
 from msgstore_queues.options import QueueOptions, VHostOptions
 from msgstore_queues.vhost import VHost
 
@@ -104,48 +104,3 @@ def vhost_config(name: str, table: Mapping[str, Any], where: str, base: Path) ->
     for queue, keys in found.queues.items():
         structure(QueueOptions, keys, f"{where} queue {queue!r}", base)
     return found
-
-
-def check_vhost(config: Config, name: str, catalogue: Catalogue) -> list[str]:
-    """Return what is wrong with a table, one error for each key, or else for each backend that it selects. Opens nothing."""
-    base = config.file.parent
-    errors = _errors(_checks_of_keys(config, name))
-    return errors or _errors(_checks_of_backends(config.vhost(name), catalogue, base))
-
-
-def _errors(checks: Iterable[Callable[[], object]]) -> list[str]:
-    errors = []
-    for check in checks:
-        try:
-            check()
-        except (MsgStoreError, OSError) as error:
-            errors.append(str(error))
-    return list(dict.fromkeys(errors))
-
-
-def _checks_of_keys(config: Config, name: str) -> Iterator[Callable[[], object]]:
-    """Yield a check for each key alone, so that an error in one does not hide the others; last, one of the whole table."""
-    keys, where, base = config.stores.config.vhosts[name], f"{config.file}: [vhosts.{name}]", config.file.parent
-    if isinstance(keys, Mapping):
-        for key, value in keys.items():
-            if key != "queues":
-                yield partial(vhost_config, name, {"path": ".", key: value}, where, base)
-        queues = keys.get("queues")
-        for queue, options in queues.items() if isinstance(queues, Mapping) else ():
-            for key, value in options.items() if isinstance(options, Mapping) else ():
-                yield partial(vhost_config, name, {"path": ".", "queues": {queue: {key: value}}}, where, base)
-    yield partial(config.vhost, name)
-
-
-def _checks_of_backends(config: VHostConfig, catalogue: Catalogue, base: Path) -> Iterator[Callable[[], object]]:
-    store = {"path": config.path, **config.store}
-    yield lambda: store_config(store, f"{config.where} store", base)
-
-    def backends(where: str, keys: Mapping[str, Any]) -> Iterator[Callable[[], object]]:
-        options = structure(QueueOptions, keys, where, base)
-        yield lambda: make(catalogue.backing(options.backing.name, where), options.backing, f"{where} backing")
-        yield lambda: make(catalogue.index(options.index.name, where), options.index, f"{where} index")
-
-    yield from backends(f"{config.where} defaults", config.defaults)
-    for queue, keys in config.queues.items():
-        yield from backends(f"{config.where} queue {queue!r}", {**config.defaults, **keys})

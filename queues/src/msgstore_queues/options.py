@@ -88,6 +88,12 @@ class VHostOptions:
     """Options of all queues, where their own do not say otherwise."""
 
     @property
+    def store_keys(self) -> dict[str, Any]:
+        """Keys with which the message store of persistent messages is opened, but ``path`` and ``sync_interval``."""
+        keys = {"body": "raw", **self.store, "durability": self.durability}
+        return keys if self.layout == "own" else {**keys, "format": "v1", "body": "erlang", "adopt": True}
+
+    @property
     def usual_index(self) -> str:
         """The index of a new queue that names none."""
         return "v2" if self.durability == "os" and self.layout == "own" else "v1"

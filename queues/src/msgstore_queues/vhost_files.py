@@ -52,9 +52,7 @@ class VHostFiles:
         """True if a queue has failed. References of its bodies may be left over, so the next start has to count them."""
         self._backings: dict[str, tuple[BackingQueue, Remembered]] = {}
         self._queues: dict[str, Queue] = {}
-        keys = {"body": "raw", **options.store, "durability": options.durability}
-        if options.layout != "own":
-            keys |= {"format": "v1", "body": "erlang", "adopt": True}
+        keys = options.store_keys
         self._make_stores = (
             partial(Bodies, self.directory / directories.PERSISTENT, open_store, keys),
             partial(Bodies, self.directory / directories.TRANSIENT, open_store, {**keys, "durability": "os"}),

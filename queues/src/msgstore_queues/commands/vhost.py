@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output
-from msgstore.contract import StoreError
+from msgstore.contract import ConfigError, StoreError
 from msgstore_queues.catalogue import load_catalogue
+from msgstore_queues.commands.checking import check_vhost
 from msgstore_queues.commands.target import Where, in_directory
-from msgstore_queues.config import check_vhost, load_config
+from msgstore_queues.config import load_config
 from msgstore_queues.vhosts import (
     FoundVHost,
     delete_vhost,
@@ -73,6 +74,8 @@ def add(where: Where, name: str | None, out: output.Output) -> None:
     target = where.target(name)
     if target.path.is_dir() and any(one.name == target.vhost for one in find_vhosts(target.path)):
         raise StoreError(f"{target.path}: has the vhost {target.vhost!r} already")
+    if target.config is not None and (errors := check_vhost(target.config, target.table, load_catalogue())):
+        raise ConfigError(errors[0])  # before anything is made
     with target.open(out) as opened:
         queues = len(opened.queues())
     _report(target.find(), "added", out, {"queues": queues}, output.plural(queues, "queue"))

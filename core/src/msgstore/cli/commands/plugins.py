@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from click.exceptions import Exit
 from rich.text import Text
 
 from msgstore.cli import options, output
+from msgstore.cli.config_check import check_store
 from msgstore.cli.option_texts import hinted_fields, toml_type, toml_value
-from msgstore.config import StoreConfig, read_config, store_config
+from msgstore.config import read_config
 from msgstore.contract import (
     BodyCodecDescriptor,
     BrokenPlugin,
@@ -37,11 +37,8 @@ from msgstore.contract import (
     SourceContext,
     SourceDescriptor,
 )
-from msgstore.directory import known_settings
-from msgstore.engine.backends import resolve
-from msgstore.engine.opening import check_observers, load_config
-from msgstore.files import Files
-from msgstore.option_values import Backend, structure, typed_values
+from msgstore.engine.opening import load_config
+from msgstore.option_values import structure
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.known import NOUNS
 from msgstore.plugins.loader import Provider
@@ -283,7 +280,7 @@ def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]
         (
             name,
             str(file.parent / str(keys.get("path", ""))),
-            _check_store(keys, f"{file}: [stores.{name}]", file.parent, catalogue),
+            check_store(keys, f"{file}: [stores.{name}]", file.parent, catalogue),
         )
         for name, keys in (stores.items() if isinstance(stores, dict) else ())
         if isinstance(keys, dict)
@@ -293,67 +290,3 @@ def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]
     if file_error is not None and not any(file_error in errors for _, _, errors in checked):
         yield None, None, [file_error]
     yield from checked
-
-
-def _check_store(table: dict[str, Any], where: str, base: Path, catalogue: Catalogue | None) -> list[str]:
-    """Return each distinct error, prefixed with ``where``. Keys and backends are checked one by one, so that an error in one
-    does not hide the others. Backends are checked if the keys are right."""
-    tables = [{"path": ".", key: value} for key, value in table.items()]
-    for keys in tables:
-        if "record" in keys and "format" in table:
-            keys["format"] = table["format"]  # the error about a record type names it
-    tables += [] if "path" in table else [table]
-    errors = _errors((where, functools.partial(store_config, keys, where, base)) for keys in tables)
-    if not errors and catalogue:
-        errors = _errors(_backend_checks(store_config(table, where, base), catalogue))
-    return errors
-
-
-def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str, Callable[[], object]]]:
-    remembered = None
-    with contextlib.suppress(MsgStoreError, OSError):  # ``formats`` reports it
-        if remembered := known_settings(Files(), store.path, warns=False):
-            catalogue = attrs.evolve(catalogue, remembered=remembered.distributions)
-
-    def formats() -> object:
-        remembered = known_settings(Files(), store.path) if store.path.is_dir() else None
-        return resolve(attrs.evolve(store, body=Backend("raw"), gc=Backend("half-empty")), catalogue, remembered)
-
-    def made(key: str, backend: Backend, find: Callable[[str], Descriptor]) -> object:
-        if key == "body" and remembered and not backend.named:  # an opening needs no options of it
-            return find(remembered.body)
-        descriptor = find(backend.name)
-        given = structure(descriptor.options, backend.options, f"{store.where} {key}", backend.base)
-        if not isinstance(descriptor, IndexDescriptor):
-            return catalogue.make(descriptor, given)
-        return catalogue.load_factory(descriptor)  # creating it would open the store
-
-    def option(name: str, key: str, backend: Backend, find: Callable[[str], Descriptor]) -> object:
-        table = {name: backend.options[name]}
-        return typed_values(find(backend.name).options, table, f"{store.where} {key}", backend.base)
-
-    selected: list[tuple[str, Backend, Callable[[str], Descriptor]]] = [
-        ("index", store.index, catalogue.index),
-        ("body", store.body, catalogue.body_codec),
-        ("gc", store.gc, catalogue.gc_policy),
-    ]
-    checks: list[tuple[str, Callable[[], object]]] = [
-        (store.where, formats),
-        (f"{store.where} observers", functools.partial(check_observers, store, catalogue)),
-    ]
-    for one in selected:
-        checks += [(f"{store.where} {one[0]}", functools.partial(option, name, *one)) for name in one[1].options]
-        checks.append((f"{store.where} {one[0]}", functools.partial(made, *one)))
-    return checks
-
-
-def _errors(checks: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
-    """Run (place, check) pairs. Return each distinct error, prefixed with its place."""
-    errors = []
-    for where, run in checks:
-        try:
-            run()
-        except (MsgStoreError, OSError) as error:
-            text = str(error)
-            errors.append(text if text.startswith(where) else f"{where}: {text.replace(f'{where} ', '')}")
-    return list(dict.fromkeys(errors))
