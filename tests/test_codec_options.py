@@ -13,7 +13,7 @@ import pytest
 
 import msgstore
 from msgstore.contract import ConfigError, Duration
-from msgstore.option_values import Backend, backend_of, structure
+from msgstore.option_values import Backend, GivenText, backend_of, structure
 from support import A, command, json_of
 
 KEY = "ab" * 16
@@ -65,11 +65,39 @@ def test_options_take_paths_from_the_file_and_text_from_elsewhere(tmp_path, monk
     assert structure(Options, {"certificate": "/c", "mirrors": [{"host": "a"}]}, "where", tmp_path).mirrors == (Server("a"),)
 
 
-def test_backend_is_name_or_json():
+@pytest.mark.parametrize(
+    ("option", "given", "value"),
+    [
+        ("password", "5", "5"),
+        ("password", "true", "true"),
+        ("password", '"quo\\"ted"', 'quo"ted'),
+        ("password", '{ env = "PASSWORD" }', "secret"),
+        ("password", '{"env": "PASSWORD"}', "secret"),
+        ("certificate", "5", Path("5")),
+        ("server", '{ host = "a", port = 5 }', Server("a", 5)),
+        ("mirrors", '[{"host": "a"}]', (Server("a"),)),
+        ("wait", "5", 5),
+        ("wait", "5s", 5),
+    ],
+)
+def test_type_of_option_decides_how_value_is_read(option, given, value, monkeypatch):
+    monkeypatch.setenv("PASSWORD", "secret")
+    assert getattr(structure(Options, {option: GivenText(given)}, "where", Path()), option) == value
+
+
+@pytest.mark.parametrize("given", ["{ secret", "{ env = PASSWORD, secret", "{secret: 1}", "{}\nother = 'secret'"])
+def test_value_that_begins_like_table_is_refused(given):
+    with pytest.raises(ConfigError, match=r'^where password: begins with "{", and is no table') as caught:
+        structure(Options, {"password": GivenText(given)}, "where", Path())
+    assert "secret" not in str(caught.value)
+
+
+def test_backend_is_name_or_table():
     assert backend_of("zstd") == Backend("zstd")
     assert backend_of(' {"use": "zstd", "level": 9}') == Backend("zstd", {"level": 9})
+    assert backend_of('{ use = "zstd", level = 9 }') == Backend("zstd", {"level": 9})
     for text in ('{"use": "aes-gcm", "key": "secret"', '{"key": "secret"}', '{"use": 1, "key": "secret"}'):
-        with pytest.raises(ConfigError, match="JSON") as caught:
+        with pytest.raises(ConfigError, match=r"a backend: .* table") as caught:
             backend_of(text)
         assert "secret" not in str(caught.value)
 

@@ -288,7 +288,7 @@ def test_id_of_a_message_is_the_same_at_each_try():
 
 
 def test_options_of_a_command_line():
-    assert parse_options(("a=1", "b=text", "c=true", 'd={"x": 1}'), "--o") == {"a": 1, "b": "text", "c": True, "d": {"x": 1}}
+    assert parse_options(("a=1", "b=text", 'd={"x": 1}'), "--o") == {"a": "1", "b": "text", "d": '{"x": 1}'}
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         parse_options(("a",), "--o")
 

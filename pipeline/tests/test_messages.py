@@ -92,7 +92,7 @@ def test_split_queue_has_each_message_once(monkeypatch, size):
     ("options", "expected"),
     [
         ({"source": "kestrell"}, "Did you mean 'kestrel'"),
-        ({"source": "{nonsense"}, "write a name, or such as"),
+        ({"source": "{nonsense"}, "is no table, neither"),
         ({"source": json.dumps({"use": "rocketmq", "gruop": "g"})}, "gruop"),
         ({"source": "kestrel", "relation": "damage"}, "See its damage with: msgstore queues /"),
         ({"source": "kestrel", "path": f"{SOURCES['kestrel']}/*"}, "a source reads one path"),

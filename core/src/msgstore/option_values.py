@@ -10,6 +10,7 @@ import difflib
 import functools
 import json
 import os
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -52,18 +53,47 @@ class Backend:
     """Directory of the configuration file. Paths among the options are relative to it."""
 
 
+class GivenText(str):
+    """VALUE of an option NAME=VALUE on a command line. The type of the option decides how it is read."""
+
+    __slots__ = ()
+
+    def read(self, kind: Any) -> object:
+        """Return a table if the value begins with ``{``. Else return a JSON string as its text; the value itself for an option
+        that is text, a path, a name or a choice; and for another option its JSON, or the value if it is none."""
+        if self.lstrip().startswith("{"):
+            return _parse_table(self)
+        try:
+            found = json.loads(self)
+        except (ValueError, RecursionError):
+            return str(self)
+        is_text = any(one in (str, Path, Backend) or _is_literal(one) for one in _alternatives(kind))
+        return str(self) if is_text and not isinstance(found, str) else found
+
+
+def _parse_table(given: str) -> object:
+    """Parse a table as JSON or as a configuration file has it. Raises ValueError, which shows nothing of it: a secret may be in
+    it."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(given)
+    with suppress(ValueError, RecursionError):
+        parsed = tomllib.loads(f"table = {given.strip()}")
+        if list(parsed) == ["table"]:
+            return parsed["table"]
+    raise ValueError('begins with "{", and is no table, neither { NAME = VALUE } as in a configuration file, nor JSON')
+
+
 def backend_of(given: str | Backend) -> Backend:
-    """Return the backend that a command line names: NAME, or a JSON object with ``use`` and options. Raises ConfigError."""
+    """Return the backend that a command line names: NAME, or a table with ``use`` and options, as in a configuration file or in
+    JSON. Raises ConfigError."""
     if isinstance(given, Backend):
         return given
     if not given.lstrip().startswith("{"):
         return Backend(given)
-    try:  # the text may hold a secret: no error shows it
-        return _structure_backend(json.loads(given), Path())
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"a backend's options are not JSON: {error}") from None
-    except ValueError:
-        raise ConfigError('a backend with options is a JSON object with the member "use", its name') from None
+    try:
+        return _structure_backend(_parse_table(given), Path())
+    except ValueError as error:
+        raise ConfigError(f"a backend: {error}") from None
 
 
 def structure(options: type[T], table: Mapping[str, Any], where: str, base: Path | None = None, option: str = "") -> T:
@@ -158,6 +188,11 @@ def nearest(name: object, known: typing.Iterable[str]) -> str:
 
 
 def typed(kind: Any, value: object, where: str, base: Path | None = None) -> Any:
+    if isinstance(value, GivenText):
+        try:
+            value = value.read(kind)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}. Write text that begins so in double quotes, as JSON does.") from None
     if typing.get_origin(kind) is list and not isinstance(value, list | tuple):  # text would be split into letters
         raise ConfigError(f'{where}: {_kind(value)} is not a list. Write it in brackets, as in ["a", "b"].')
     try:

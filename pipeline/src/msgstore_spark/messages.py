@@ -15,7 +15,7 @@ from msgstore.contract import ConfigError, Source, SourceDamage, StoreError
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.parallel import QueuePart, queue_parts
 from msgstore.jobs.messages.selection import Selection, select, selected_messages, selected_queues
-from msgstore.jobs.messages.sources import SourceSpec, open_source, parse_source, source_spec
+from msgstore.jobs.messages.sources import SourceSpec, open_source, source_spec
 from msgstore.jobs.paths import is_glob
 from msgstore.jobs.workers import worker_catalogue
 from msgstore_spark.options import parse_options, paths_of
@@ -63,7 +63,7 @@ class MessageOptions:
         globs = [tuple(filter(None, [parsed.get(option)])) for option in ("vhost", "queue")]
         selection = select(vhosts=globs[0], queues=globs[1], states=() if everything else states, everything=everything)
         is_raw = _is_true(parsed.get("raw", "false"))
-        spec = source_spec(worker_catalogue(), Path(paths[0]), parse_source(parsed["source"]), raw=is_raw)
+        spec = source_spec(worker_catalogue(), Path(paths[0]), parsed["source"], raw=is_raw)
         return cls(spec, selection, parsed.get("fail_fast", False))
 
 

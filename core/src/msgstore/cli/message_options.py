@@ -19,6 +19,7 @@ from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.option_values import Backend
 
+_VALUE = 'VALUE is text, a number, true or false, or a table, such as { env = "NAME" }.'
 MAX_REASONS = 10
 NAME_COLUMNS: Mapping[str, Callable[[Any], Any]] = {
     "vhost": lambda one: one.info.name.vhost or "",
@@ -101,7 +102,7 @@ from_source = options.bundle(
         "source_options",
         multiple=True,
         metavar="NAME=VALUE",
-        help="An option of the source.",
+        help=f"An option of the source. {_VALUE}",
     ),
     max_age=click.option("--max-age", metavar="TIME", help="Kestrel: the queue's maxAge, by which messages expire."),
     group=click.option("--group", metavar="NAME", help="RocketMQ: what this consumer group has consumed is 'consumed'."),
@@ -112,7 +113,7 @@ to_sink = options.bundle(
     SinkOptions,
     sink=click.option("--sink", metavar="NAME", help="The sink. Default: the one of DEST's ending or scheme."),
     sink_options=click.option(
-        "--sink-option", "sink_options", multiple=True, metavar="NAME=VALUE", help="An option of the sink."
+        "--sink-option", "sink_options", multiple=True, metavar="NAME=VALUE", help=f"An option of the sink. {_VALUE}"
     ),
     to_exchange=click.option("--to-exchange", is_flag=True, help="AMQP: to the original exchange, not straight to the queue."),
     declare=click.option("--declare", is_flag=True, help="AMQP: declare queues that are missing, as durable ones."),

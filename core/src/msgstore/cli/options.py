@@ -97,7 +97,7 @@ class BodyOptions:
             what = "several stores with this codec, and different options" if configs else "no store with this codec"
             raise ConfigError(
                 f"{self.config_file}: has {what}. Give the options with its name: "
-                f"""--body '{{"use": "{found.name}", "OPTION": ...}}'"""
+                f"""--body '{{ use = "{found.name}", OPTION = ... }}'"""
             )
         return configs[0]
 
@@ -113,8 +113,8 @@ def note_doubt(codec: Backend | None, spans: Iterable[SpanReport], out: output.O
 
 def body(text: str) -> Decorator[Any]:
     """Return a decorator that adds ``--body`` and ``--config``. The command gets them as ``body``."""
-    as_object = 'With options, a JSON object: {"use": "NAME", "OPTION": ...}.'
-    codec = click.option("--body", metavar="NAME", help=f"{text} {as_object}")
+    as_table = 'With options, a table: { use = "NAME", OPTION = ... }.'
+    codec = click.option("--body", metavar="NAME", help=f"{text} {as_table}")
     configured = configuration(f"{OMIT} Take the options of the codec of --body from a store in FILE that has it.")
     return bundle("body", BodyOptions, body=codec, config_file=configured)
 

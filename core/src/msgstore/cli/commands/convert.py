@@ -114,7 +114,7 @@ def _convert(
 @source_path
 @click.argument("destination", metavar="DEST")
 @click.option("--columns", metavar="NAME,...", help="Columns of the files, instead of all.")
-@click.option("--body", metavar="NAME", help="Codec that reads the bodies: its name, or a JSON object with its options.")
+@click.option("--body", metavar="NAME", help="Codec that reads the bodies: its name, or a table with its options.")
 @to_runner
 @options.as_json
 def export(
@@ -138,7 +138,7 @@ def export(
 @options.named("--record", "message", "Record type of the new store.")
 @options.bindings("--bind", "The type byte of a record type.")
 @click.option("--ignore-others", is_flag=True, help="Omit columns and members that a message does not have.")
-@click.option("--body", default="raw", metavar="NAME", help="Codec of the new store: its name, or a JSON object.")
+@click.option("--body", default="raw", metavar="NAME", help="Codec of the new store: its name, or a table.")
 @to_runner
 @options.as_json
 def import_(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from msgstore.files import READ_WHOLE, Files
 from msgstore.jobs.detection import detect, not_recognised
 from msgstore.jobs.messages.checked import CheckedSource
 from msgstore.jobs.workers import worker_catalogue
-from msgstore.option_values import Backend, structure
+from msgstore.option_values import Backend, GivenText, backend_of, structure
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue
 
@@ -50,32 +49,24 @@ def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Ba
     return attrs.evolve(given, name=best[0]) if given is not None else Backend(best[0])
 
 
-def parse_source(text: str) -> Backend:
-    """Parse a name, or a JSON object with ``use`` and the options. Raises ConfigError."""
-    if not text.lstrip().startswith("{"):
-        return Backend(text)
-    try:
-        given = json.loads(text)
-        return Backend(given.pop("use"), given, base=Path())
-    except (ValueError, KeyError):
-        raise ConfigError(f'source {text!r}: write a name, or such as {{"use": "rocketmq", "group": "g"}}') from None
-
-
 def source_spec(
     catalogue: Catalogue,
     path: Path,
-    source: Backend | None = None,
+    source: Backend | str | None = None,
     *,
     raw: bool = False,
     accepts: tuple[str, ...] | None = None,
     now_ms: int | None = None,
 ) -> SourceSpec:
-    """Return what :func:`open_source` takes. Checks the options. Raises StoreError, ConfigError, PluginError."""
+    """Return what :func:`open_source` takes. Checks the options. ``source``: also a name, or a table as text.
+
+    Raises StoreError, ConfigError, PluginError.
+    """
     if not path.exists():
         begun = path.parent / f".{path.name}.msgstore/convert"
         hint = f". An unfinished conversion is in {begun}: the same convert command continues it" if begun.exists() else ""
         raise StoreError(f"{path}: there is no such file or directory{hint}")
-    chosen = choose_source(catalogue, path, source)
+    chosen = choose_source(catalogue, path, None if source is None else backend_of(source))
     _options(catalogue, chosen)
     if accepts is not None and Capability.REFLOW not in catalogue.source(chosen.name).capabilities:
         raise ConfigError(f"--accepts: the source {chosen.name} has records of one layout. Leave the option out.")
@@ -131,17 +122,14 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def parse_options(given: tuple[str, ...], option: str) -> dict[str, object]:
-    """Return the options of a backend that a command line gives as NAME=VALUE. A value is JSON, or text. Raises ConfigError."""
+    """Return the options of a backend that a command line gives as NAME=VALUE. Raises ConfigError."""
     found: dict[str, object] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             begin = re.match(r"\w*", text)
             raise ConfigError(f"{option} {begin[0] if begin else ''}...: is not of the form NAME=VALUE")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
+        found[name] = GivenText(value)
     return found
 
 
