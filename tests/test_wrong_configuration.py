@@ -403,6 +403,16 @@ def test_formats_claiming_same_files_are_refused(machine, claimed, files):
     assert msgstore.load_catalogue(["acme-blocks:blocks"]).format("v2").name == "v2"
 
 
+def test_source_provided_twice_is_disabled_for_detect(machine):
+    machine.write_store()
+    descriptor = "SourceDescriptor(name='store', contract=(1, 0), factory='acme_plugin:Made', detect='acme_plugin:detect')"
+    machine.install("acme", "1.0", "acme-store", "msgstore_sources", descriptor)
+    said = 'in a configuration (--config FILE): disabled = ["acme:acme-store"]'
+    assert said in command("detect", machine.store, code=2).stderr
+    machine.file.write_text(f"disabled = ['acme:acme-store']\n{TABLE}")
+    assert "certain" in command("detect", "orders", "--config", machine.file).stdout
+
+
 def test_config_check_lists_each_key_of_nested_tables(machine):
     """Also of a record type's table, and once each."""
     classes = "import attrs\n@attrs.frozen\nclass Limits:\n    per_run: int = 8\n"

@@ -350,7 +350,8 @@ def _normal(distribution: str) -> str:
 
 
 def _disable(provider: Provider) -> str:
-    return f'disable their entry points, as in disabled = ["{provider.distribution}:{provider.entry_point}"]'
+    name = f"{provider.distribution}:{provider.entry_point}"
+    return f'disable their entry points in a configuration (--config FILE): disabled = ["{name}"]'
 
 
 def _claims_of(descriptor: Descriptor) -> list[str]:
