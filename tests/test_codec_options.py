@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 import msgstore
+from msgstore.cli.option_texts import toml_value
 from msgstore.contract import ConfigError, Duration
 from msgstore.option_values import Backend, GivenText, backend_of, structure
 from support import A, command, json_of
@@ -205,6 +206,18 @@ def test_plugins_shows_options_and_what_formats_declare():
     assert 'then: "never" or "half-empty", default "never"' in text
     assert "files *.sqs, generation 2" in text
     assert "type of v2, byte 4" in text
+
+
+def test_default_is_text_of_a_configuration_file():
+    options = '`{ server = { host = "localhost", port = 80 }, certificate = ".", password = "" }`'
+    defaults = Options(), attrs.Factory(Options), attrs.Factory(dict), (Server("a"), 5), Path("a")
+    assert [toml_value(None, value) for value in defaults] == [
+        options,
+        options,
+        "none",
+        '`[{ host = "a", port = 80 }, 5]`',
+        '`"a"`',
+    ]
 
 
 def test_check_creates_backends_with_their_examples(monkeypatch):

@@ -40,15 +40,23 @@ def hinted_fields(kind: Any) -> Iterator[attrs.Attribute[Any]]:
         yield field.evolve(type=hints.get(field.name))
 
 
-def toml_value(kind: Any, value: object) -> str:
+def toml_value(kind: Any, value: Any) -> str:
     """Return a default as it would be written in a configuration file."""
     if value is attrs.NOTHING:
         return "must be given"
-    # A default may be of any type: equality with these two is always defined.
-    if value is None or isinstance(value, attrs.Factory) or value in ((), {}):  # type: ignore[arg-type]
+    if isinstance(value, attrs.Factory) and not value.takes_self:  # type: ignore[arg-type]
+        value = value.factory()
+    # A default may be of any type: equality with these three is always defined.
+    if value is None or isinstance(value, attrs.Factory) or value in ((), [], {}):  # type: ignore[arg-type]
         return "none"
     if isinstance(value, Backend):
         return f'`"{value.name}"`'
+    if attrs.has(type(value)):
+        members = {one.name: toml_value(one.type, getattr(value, one.name)) for one in hinted_fields(type(value))}
+        given = [f"{name} = {text.strip('`')}" for name, text in members.items() if text != "none"]
+        return f"`{{ {', '.join(given)} }}`"
+    if isinstance(value, list | tuple):
+        return f"`[{', '.join(toml_value(None, one).strip('`') for one in value)}]`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if kind in (Size, Duration) and value == 0:
@@ -60,4 +68,4 @@ def toml_value(kind: Any, value: object) -> str:
     if kind is Duration and isinstance(value, int | float):
         times = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
         return next((f'`"{value / size:g}{unit}"`' for unit, size in times.items() if value >= size), f"`{value}`")
-    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+    return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"
