@@ -51,8 +51,11 @@ def compact(store: options.StoreArgument, everything: bool, out: output.Output) 
         if everything:
             opened.roll()
         results = opened.compact(everything=everything, progress=progress)
-        quarantined = [segment.file for segment in opened.segments() if segment.quarantined]
-    _report(out, results, quarantined, spans, "nothing to compact")
+        segments = list(opened.segments())
+        quarantined = [segment.file for segment in segments if segment.quarantined]
+    left_out = any(segment.current and segment.garbage_bytes for segment in segments)
+    idle = "nothing to compact" + " but the newest segment, which has garbage: --all compacts it, too" * left_out
+    _report(out, results, quarantined, spans, idle)
 
 
 def _damage_at_opening(target: options.StoreTarget, store: Store) -> list[SpanReport]:
