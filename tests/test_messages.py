@@ -235,7 +235,8 @@ def test_damaged_line_is_reported_and_others_are_read(line, told, tmp_path):
     (tmp_path / "m.jsonl").write_text(f"{good}\n{line}\n\n{good}")
     *rows, damage = json_of("messages", tmp_path / "m.jsonl", code=1)
     assert [row["position"] for row in rows] == [0, 1]
-    assert (damage["kind"], damage["offset"], damage["messages"]) == ("damage", len(good) + 1, 1)
+    assert (damage["kind"], damage["path"]) == ("damage", "m.jsonl")
+    assert (damage["offset"], damage["messages"]) == (len(good) + 1, 1)
     assert told in damage["reason"]
 
 

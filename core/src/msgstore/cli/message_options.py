@@ -157,10 +157,10 @@ def finish(
     if others:
         states = ", ".join(f"{number:,} {state}" for state, number in sorted(others.items()))
         out.print(f"not selected: {states} (--all selects every state)", "yellow")
-    if out.as_json:
-        out.emit(*map(damage_as_json, damage))
-    else:
-        out.damage([SpanReport(span.file or path.name, span.offset, span.size, span.reason) for span in damage])
+    damage = [attrs.evolve(span, file=span.file or path.name) for span in damage]
+    out.emit(*map(damage_as_json, damage))
+    if not out.as_json:
+        out.damage([SpanReport(span.file, span.offset, span.size, span.reason) for span in damage])
     if not_read and not out.as_json:
         out.print()
         spec = output.columns("what type reason", what=lambda info: str(info.name))
