@@ -49,7 +49,7 @@ def test_selection_and_damage_are_those_of_the_source(spark, node):
 def test_other_sources_are_read_as_they_are(spark):
     kestrel = str(DATA / "kestrel")
     expected = spark.read.format("msgstore").option("source", "kestrel").load(kestrel).count()
-    assert msgstore_spark.join_messages(spark, kestrel, source="kestrel").count() == expected
+    assert msgstore_spark.join_messages(spark, kestrel).count() == expected
 
 
 def test_orphans_are_refused(node):

@@ -63,7 +63,7 @@ class MessageOptions:
         globs = [tuple(filter(None, [parsed.get(option)])) for option in ("vhost", "queue")]
         selection = select(vhosts=globs[0], queues=globs[1], states=() if everything else states, everything=everything)
         is_raw = _is_true(parsed.get("raw", "false"))
-        spec = source_spec(worker_catalogue(), Path(paths[0]), parsed["source"], raw=is_raw)
+        spec = source_spec(worker_catalogue(), Path(paths[0]), parsed.get("source"), raw=is_raw)
         return cls(spec, selection, parsed.get("fail_fast", False))
 
 

@@ -32,15 +32,16 @@ _MOST_TASKS = 10_000
 def join_messages(spark: SparkSession, path: str, **options: str) -> DataFrame:
     """Return the messages of a source as a DataFrame: ``join_messages(spark, "node", source="rabbitmq", queue="orders")``.
 
-    Options and columns are those of ``spark.read.format("msgstore")``. If queues of the source share bodies, as in a RabbitMQ
-    node, each task reads one queue or one part of the bodies, and Spark joins them. Otherwise, and with ``spark.read``, each
-    task finds the bodies of its queue by itself. Messages in no queue need the latter. In the mode ``PERMISSIVE``, damage has
-    no rows. Raises ConfigError, StoreError, PluginError.
+    Options and columns are those of ``spark.read.format("msgstore")``; without ``source``, the most likely one reads.
+
+    If queues of the source share bodies, as in a RabbitMQ node, each task reads one queue or one part of the bodies, and Spark
+    joins them. Otherwise, and with ``spark.read``, each task finds the bodies of its queue by itself. Messages in no queue need
+    the latter. In the mode ``PERMISSIVE``, damage has no rows. Raises ConfigError, StoreError, PluginError.
     """
     found = MessageOptions.of({**options, "path": path})
     capabilities = worker_catalogue().source(found.spec.source.name).capabilities
     if Capability.SHARED_BODIES not in capabilities:
-        return spark.read.format("msgstore").options(**options).load(path)
+        return spark.read.format("msgstore").options(**{"source": found.spec.source.name, **options}).load(path)
     if found.fail_fast or "orphan" in found.selection.states:
         raise ConfigError("msgstore: bodies are joined in the mode PERMISSIVE, without the state 'orphan'. Use spark.read.")
     with open_source(found.spec) as source:
