@@ -473,12 +473,20 @@ def test_missing_option_of_source_or_sink_is_shown(machine, kind):
     assert told in command("convert", machine.store, machine.path / "to.jsonl", f"--{kind}", "packs", code=2).stderr
 
 
-def test_plugins_check_finds_default_of_another_type(machine):
-    head = "import attrs\n@attrs.frozen\nclass Options:\n    vhost: str = 5\ndef codec(options): pass\n"
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("vhost: str = 5", "examples with the defaults: vhost: an integer is not text"),
+        ("names: set = ()", "the option 'names' cannot be a <class 'set'>: a list is a tuple[str, ...]"),
+        ("names: list[str] = ()", "the option 'names' cannot be a list[str]: a list is a tuple[str, ...]"),
+    ],
+)
+def test_plugins_check_finds_option_of_another_type(machine, option, problem):
+    head = f"import attrs\n@attrs.frozen\nclass Options:\n    {option}\ndef codec(options): pass\n"
     descriptor = "BodyCodecDescriptor(name='packs', contract=(1, 0), factory='acme_packs_plugin:codec', options=Options)"
     machine.install("acme-packs", "1.0", "packs", "msgstore_body_codecs", descriptor, head=head)
-    [problem] = (row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem")
-    assert problem.endswith("examples with the defaults: vhost: an integer is not text")
+    found = [row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem"]
+    assert found[0].endswith(problem)
 
 
 @pytest.mark.parametrize("verb", ["detect", "queues", "messages", "convert"])

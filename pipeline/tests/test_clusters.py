@@ -208,7 +208,7 @@ def ask(master: str, *sent: list[Path], python: str) -> list[Any]:
 def test_missing_distributions_are_named_and_uploaded(bare_python, wheels):
     some = [wheel for wheel in wheels if not wheel.name.startswith("acme_audit")]
     nothing, forgotten, answered = ask(CLUSTER, [], some, wheels, python=bare_python)
-    assert nothing[0] == forgotten[0] == "executors differ from the driver"
+    assert nothing[0] == forgotten[0] == "executors cannot do what the driver can"
     assert "msgstore-spark cannot be used (ModuleNotFoundError: No module named 'msgstore_spark')" in nothing[1]
     assert "Install there: pip install ./core ./queues ./libs/* ./plugins/* ./pipeline, in a checkout; acme-" in nothing[1]
     assert "acme-audit-record==1.0.0" in nothing[1]

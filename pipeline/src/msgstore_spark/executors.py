@@ -98,7 +98,7 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
     here = fingerprint()
     problems = sorted({f"on {answer['host']}: {line}" for answer in answers.values() for line in _problems(here, answer)})
     if problems:
-        raise ExecutorMismatch("\n".join(["executors differ from the driver", *problems]))
+        raise ExecutorMismatch("\n".join(["executors cannot do what the driver can", *problems]))
     return len(answers)
 
 

@@ -33,6 +33,11 @@ def toml_type(kind: Any) -> str:
     return "table"
 
 
+def has_option_type(kind: Any) -> bool:
+    """Return False for collections that a configuration file has no value for, or that a frozen class should not have."""
+    return not {kind, typing.get_origin(kind)} & {bytes, dict, frozenset, list, set}
+
+
 def hinted_fields(kind: Any) -> Iterator[attrs.Attribute[Any]]:
     """Yield the fields of an attrs class, with types that are resolved."""
     hints = typing.get_type_hints(kind)

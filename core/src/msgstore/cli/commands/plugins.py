@@ -17,7 +17,7 @@ from rich.text import Text
 
 from msgstore.cli import options, output
 from msgstore.cli.config_check import check_store
-from msgstore.cli.option_texts import hinted_fields, toml_type, toml_value
+from msgstore.cli.option_texts import has_option_type, hinted_fields, toml_type, toml_value
 from msgstore.config import read_config
 from msgstore.contract import (
     BodyCodecDescriptor,
@@ -108,6 +108,10 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
                 load_command(catalogue, descriptor)
                 continue
             catalogue.load_factory(descriptor)
+            for option in hinted_fields(descriptor.options):
+                if not has_option_type(option.type):
+                    where = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}"
+                    yield f"{where}: the option {option.name!r} cannot be a {option.type}: a list is a tuple[str, ...]"
             if isinstance(descriptor, SourceDescriptor):
                 with catalogue.attribute_errors(descriptor, "cannot be asked what it recognises"):
                     descriptor.load_detect()

@@ -128,7 +128,8 @@ class CheckedSink(_Checked):
             found = [(row, reason) for row, reason in _check(call(batch), Iterable)]
             for row, reason in found:
                 if not isinstance(row, int) or not 0 <= row < len(batch) or not isinstance(reason, str):
-                    raise ValueError(f"it refuses the row {row!r} of {len(batch)} messages, with the reason {reason!r:.40}")
+                    what = f"it refuses the row {row!r} of {len(batch)} messages, with the reason {reason!r:.40}"
+                    raise ValueError(f"{what}; it returns pairs of a row, from 0 on, and a text")
         return found
 
     def flush(self) -> Mapping[str, Any]:
