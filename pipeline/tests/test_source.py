@@ -350,6 +350,13 @@ def test_wrong_option_is_refused(options, message):
     assert message in str(raised.value)
 
 
+def test_queues_that_are_not_read_are_named(caplog):
+    ReadOptions.of({"path": str(DATA / "rabbitmq-3.10")}).find()
+    (line,) = (row.getMessage() for row in caplog.records if "not read" in row.getMessage())
+    assert "/queues: not read, may contain messages: queue indexes and " in line
+    assert '.option("source", NAME)' in line
+
+
 def test_segment_whose_format_is_missing_is_an_error(tmp_path, monkeypatch):
     """Else its rows would be missing, and only a line on standard error would say so."""
     shutil.copytree(DATA / "msg-store/mixed_upgrade/store", tmp_path / "store")

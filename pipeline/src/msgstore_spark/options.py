@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import operator
 import re
 import sys
@@ -23,6 +24,7 @@ from msgstore.jobs.workers import OpenCodec, open_codec, worker_catalogue
 from msgstore.scan import bind_records
 from msgstore.units import parse_size
 
+log = logging.getLogger("msgstore.spark")
 _SOURCE_HINT = re.compile(r"The source (\S+) can read it: msgstore queues .* \(")
 """Hint for users of the command line in errors of core."""
 _MIN_SCANS = 32
@@ -115,6 +117,10 @@ class ReadOptions:
             found = find_inputs(catalogue, self.paths, records=bound)
         except StoreError as error:
             raise StoreError(_SOURCE_HINT.sub(r'The source \1 can read it: .option("source", "\1") (', str(error))) from error
+        if found.not_read:
+            more = f" and {len(found.not_read) - 1} more" * (len(found.not_read) > 1)
+            what = '%s: not read, may contain messages: %s%s. Queues are read with .option("source", NAME)'
+            log.warning(what, found.not_read[0].path, found.not_read[0].what, more)
         if self.files:
             inputs = tuple(item for item in found.inputs if self._is_wanted(item.path))
             found = attrs.evolve(
