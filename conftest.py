@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ pytest_plugins = ["pytester"]
 
 # Tables are as wide as the terminal: names of temporary directories, which they show, would wrap at 80 columns.
 os.environ["COLUMNS"] = "200"
+
+# What runs in the background of a shell ignores SIGINT, and so would each program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Temporary directories are in memory where there is room: some tests create thousands of files. No test needs a real disk,
 # because power losses are simulated.
