@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import zlib
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -14,7 +15,7 @@ import pytest
 import msgstore
 from msgstore.cli.option_texts import toml_value
 from msgstore.contract import ConfigError, Duration
-from msgstore.option_values import Backend, GivenText, backend_of, structure
+from msgstore.option_values import Backend, GivenText, backend_of, structure, typed
 from support import A, command, json_of
 
 KEY = "ab" * 16
@@ -91,6 +92,22 @@ def test_value_that_begins_like_table_is_refused(given):
     with pytest.raises(ConfigError, match=r'^where password: begins with "{", and is no table') as caught:
         structure(Options, {"password": GivenText(given)}, "where", Path())
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ['[{"use": "aes-gcm", "key": "secret"}]', 'use = "aes-gcm", key = "secret"'])
+def test_text_that_is_no_name_is_refused_unseen(given):
+    for read in (backend_of, partial(typed, Backend, where="body")):
+        with pytest.raises(ConfigError, match="neither a name nor a table") as caught:
+            read(GivenText(given))
+        assert "secret" not in str(caught.value)
+
+
+def test_list_is_not_made_of_letters():
+    assert typed(tuple[str, ...] | None, ["a"], "only") == ("a",)
+    assert typed(tuple[str, ...] | None, None, "only") is None
+    for kind in (tuple[str, ...], tuple[str, ...] | None):
+        with pytest.raises(ConfigError, match="only: text is not a list"):
+            typed(kind, GivenText("abc"), "only")
 
 
 def test_backend_is_name_or_table():

@@ -88,10 +88,8 @@ def backend_of(given: str | Backend) -> Backend:
     JSON. Raises ConfigError."""
     if isinstance(given, Backend):
         return given
-    if not given.lstrip().startswith("{"):
-        return Backend(given)
     try:
-        return _structure_backend(_parse_table(given), Path())
+        return _structure_backend(_parse_table(given) if given.lstrip().startswith("{") else given, Path())
     except ValueError as error:
         raise ConfigError(f"a backend: {error}") from None
 
@@ -193,7 +191,9 @@ def typed(kind: Any, value: object, where: str, base: Path | None = None) -> Any
             value = value.read(kind)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}. Write text that begins so in double quotes, as JSON does.") from None
-    if typing.get_origin(kind) is list and not isinstance(value, list | tuple):  # text would be split into letters
+    lists = {typing.get_origin(one) for one in _alternatives(kind)} & {list, tuple}
+    is_none = value is None and type(None) in _alternatives(kind)
+    if lists and not (is_none or isinstance(value, list | tuple)):  # text would be split into letters
         raise ConfigError(f'{where}: {_kind(value)} is not a list. Write it in brackets, as in ["a", "b"].')
     try:
         return _converter(base).structure(value, kind)
@@ -208,7 +208,7 @@ def typed(kind: Any, value: object, where: str, base: Path | None = None) -> Any
 def _exactly(kind: Callable[[Any], object], noun: str, *kinds: type) -> Any:
     def check(value: object, _: object) -> object:
         if type(value) not in (kinds or (kind,)):
-            raise ValueError(f"{value!r} is not {noun}")
+            raise ValueError(f"{_shown(value)} is not {noun}")
         return kind(value)
 
     return check
@@ -245,7 +245,7 @@ def _structure_durability(value: object, _: object) -> Any:
 def _structure_backend(value: object, base: Path) -> Backend:
     if isinstance(value, Backend):
         return value
-    if isinstance(value, str) and not value.lstrip().startswith("{"):  # JSON that is not valid may hold a secret
+    if isinstance(value, str) and not set(value) & set("{}[]=\"'"):  # a table that is not valid may hold a secret
         return Backend(value)
     if isinstance(value, Mapping) and isinstance(value.get("use"), str):
         options = {key: option for key, option in value.items() if key != "use"}
@@ -260,9 +260,23 @@ def _kind(value: object) -> str:
     return {str: "text", int: "an integer", list: "a list"}.get(type(value), f"a {type(value).__name__}")
 
 
+def _shown(value: object) -> str:
+    """Return a value as an error shows it. A table or a list may hold a secret."""
+    return _kind(value) if isinstance(value, Mapping | list) else repr(value)
+
+
+def _in_unit(parse: Callable[[Any], object], noun: str) -> Any:
+    def check(value: object, _: object) -> object:
+        if isinstance(value, Mapping | list):
+            raise ValueError(f"{_shown(value)} is not a {noun}")  # noqa: TRY004 - as for a wrong text
+        return parse(value)
+
+    return check
+
+
 def _path(value: object, base: Path | None) -> Path:
     if not isinstance(value, str | Path) or not str(value):
-        raise ValueError(f"{value!r} is not a path")
+        raise ValueError(f"{_shown(value)} is not a path")
     if "\0" in str(value):
         raise ValueError(f"{value!r} is not a path: it contains a NUL character")
     try:
@@ -311,8 +325,8 @@ def _nested(value: object, kind: type[T], base: Path | None) -> T:
 def _converter(base: Path | None) -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)  # the first error, as itself
     converter.register_structure_hook_func(attrs.has, lambda value, kind: _nested(value, kind, base))
-    converter.register_structure_hook(Size, lambda value, _: parse_size(value))
-    converter.register_structure_hook(Duration, lambda value, _: parse_duration(value))
+    converter.register_structure_hook(Size, _in_unit(parse_size, "size"))
+    converter.register_structure_hook(Duration, _in_unit(parse_duration, "time"))
     converter.register_structure_hook(Backend, lambda value, _: _structure_backend(value, base or Path()))
     converter.register_structure_hook(Path, lambda value, _: _path(value, base))
     converter.register_structure_hook(int, _exactly(int, "an integer"))

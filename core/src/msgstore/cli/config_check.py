@@ -61,9 +61,11 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
         checks += [(at, one) for one in checks_of_keys(form.options, store.format.options, at, store.format.base, of_records)]
         records = store.format.options.get("records")
         for name, given in records.items() if isinstance(records, Mapping) else ():
-            if isinstance(given, Mapping):
-                record, of_record = catalogue.record(form.name, name), f"{at} records {name}"
-                found = checks_of_keys(record.options, given, of_record, store.format.base, ("byte",))
+            of_record = f"{at} records {name}"
+            checks.append((store.where, functools.partial(catalogue.record, form.name, name)))
+            with contextlib.suppress(MsgStoreError):  # that check reports it
+                options = catalogue.record(form.name, name).options if isinstance(given, Mapping) else None
+                found = checks_of_keys(options, given, of_record, store.format.base, ("byte",)) if options else ()
                 checks += [(of_record, one) for one in found]
     checks.append((store.where, formats))
     checks.append((f"{store.where} observers", functools.partial(check_observers, store, catalogue)))

@@ -17,7 +17,7 @@ from msgstore.jobs.messages.selection import Selection, select
 from msgstore.jobs.messages.sources import SourceSpec, parse_options, source_spec
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import worker_catalogue
-from msgstore.option_values import Backend
+from msgstore.option_values import Backend, GivenText
 
 _VALUE = 'VALUE is text, a number, true or false, or a table, such as { env = "NAME" }.'
 MAX_REASONS = 10
@@ -48,7 +48,8 @@ class SourceOptions:
             store = read_config(self.config_file).find(path)
             if store is not None and store.body.options:
                 given["body"], base = {"use": store.body.name, **store.body.options}, store.body.base
-        given |= {name: value for name, value in (("max_age", self.max_age), ("group", self.group)) if value is not None}
+        max_age = None if self.max_age is None else GivenText(self.max_age)  # a number is seconds
+        given |= {name: value for name, value in (("max_age", max_age), ("group", self.group)) if value is not None}
         return Backend(self.source or "", given, base=base) if self.source or given else None
 
     def spec(self, path: Path, *, raw: bool = False, accepts: tuple[str, ...] = ()) -> SourceSpec:
