@@ -25,7 +25,7 @@ KNOWN = {"v1": "msgstore-queue-index-v1", "v2": "msgstore-queue-index-v2", "kest
 
 @attrs.frozen
 class Catalogue:
-    """What is installed, and what could not be loaded: kind to name to descriptor, and texts."""
+    """The installed plugins of queues: descriptors by name. ``broken`` has a line for each plugin that cannot be loaded."""
 
     indexes: Mapping[str, QueueIndexDescriptor]
     backings: Mapping[str, BackingQueueDescriptor]

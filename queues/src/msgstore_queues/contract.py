@@ -101,7 +101,7 @@ class Entry:
 
 @attrs.frozen
 class Recovered:
-    """What a queue index found when it was opened."""
+    """State of a queue index after its opening."""
 
     next_position: int
     """Position of the next publish, above all that are in the files."""
@@ -163,7 +163,7 @@ class QueueIndexContext:
     files: Files
     """All file operations go through it, so that tests can make them fail."""
     terms: Mapping[str, Any] | None = None
-    """What ``close`` returned, if nothing was changed since. None: a new queue, or one whose process was killed."""
+    """The result of the last ``close``. None for a new queue, and after a crash."""
     is_synced: bool = False
     """True if ``sync`` is called after each write."""
     segment_entries: int | None = None
@@ -316,7 +316,7 @@ class BackingQueueContext:
     is_synced: bool
     """True if ``sync`` is called after each ``write``: what is confirmed survives a power failure."""
     terms: Mapping[str, Any] | None
-    """What ``terminate`` returned, if nothing was changed since. None: a new queue, or one whose process was killed."""
+    """The result of the last ``terminate``. None for a new queue, and after a crash."""
     files: Files
     open_index: Callable[[Mapping[str, Any] | None], QueueIndex]
     """Opens the index that the configuration names, with its terms."""

@@ -42,7 +42,7 @@ from msgstore.plugins.catalogue import Catalogue
 OWN_RECORD = "message"
 """Name of the record type that every format with TYPED_RECORDS defines, and binds to its byte itself."""
 NEW_STORE = "the new store:"
-"""What begins errors about the backends of a store that a job makes."""
+"""Beginning of the errors about the backends of a store that a job makes."""
 THIRD_PARTY_BYTES = range(128, 256)
 _NOT_ITS_FAULT = MemoryError, ConfigError, PluginError
 """Exceptions of a format's calls that are not about it: the last two are of the codec that checks bodies."""

@@ -34,7 +34,7 @@ JOURNAL_MARK_SIZE = 8
 PERSISTENT_IN_SEGMENT, TRANSIENT_IN_JOURNAL = 1 << 14, 1 << 62
 """Flags of a publish beside its number."""
 _SEGMENT_CHECKED, _JOURNAL_CHECKED = Struct(">H16xH10xI"), Struct(">24xH10xI")
-"""Of a publish: the number with flags, in a segment; the first two bytes of the expiry; the size of the message."""
+"""Checked fields of a publish: number with flags (in a segment), first two bytes of the expiry, size of the message."""
 _MAX_EXPIRY_HEAD = 2**4
 _MAX_EXPIRY = _MAX_EXPIRY_HEAD << 48
 """A time in the year 2112: a later one is damage."""
@@ -75,7 +75,7 @@ class IndexFile:
 
     publishes: dict[int, Publish] = field(default_factory=dict)
     delivered: set[int] = field(default_factory=set)
-    """Of a segment: numbers with one mark or two. Of the journal: nothing."""
+    """In a segment: the numbers of messages with one mark or two. Empty in the journal."""
     acknowledged: set[int] = field(default_factory=set)
     damage: list[tuple[int, int, str]] = field(default_factory=list)
     """Offset, size and reason of what cannot be read."""
@@ -85,7 +85,7 @@ class IndexFile:
 
 @dataclass(slots=True)
 class Places:
-    """Where the publishes of one file are, by number, and its marks: what an index needs that reads few of its entries."""
+    """Offsets of the publishes of one file, by number, and its marks. An index that reads few entries needs no more."""
 
     publishes: dict[int, tuple[int, int]]
     """Offset of the record, and the offset behind it."""

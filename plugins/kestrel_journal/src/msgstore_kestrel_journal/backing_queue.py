@@ -59,7 +59,7 @@ class KestrelQueue:
         self._live_bytes = 0
         """Bytes of the records of all persistent messages."""
         self._new_bytes = 0
-        """Those of the new ones."""
+        """Bytes of the records of messages that are not in the journal yet."""
         self._fd: int | None = None
         self._size = 0
         """Bytes of the journal. What is behind them is of a write that failed."""

@@ -25,7 +25,7 @@ _NAME = re.compile(r"(0|[1-9]\d{0,15})\.idx")
 
 
 class Found(NamedTuple):
-    """What the files have."""
+    """State of the index, as its files have it."""
 
     segments: dict[int, Segment]
     next_position: int
