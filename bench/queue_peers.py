@@ -133,7 +133,7 @@ class PersistSQLite(QueuePeer):
 
 
 class LiteQueue(QueuePeer):
-    """WAL, synchronous OFF; synced: FULL. Acknowledged messages are deleted by 1,000."""
+    """WAL, synchronous OFF; synced: FULL. Acknowledged messages are deleted by 1,000. It takes text only."""
 
     name = "litequeue"
     needs = ("litequeue",)
@@ -147,7 +147,7 @@ class LiteQueue(QueuePeer):
         self.acked = 0
 
     def publish(self, body: bytes) -> None:
-        self.queue.put(body)
+        self.queue.put(body.decode("latin-1"))
 
     def take(self) -> bytes | None:
         message = self.queue.pop()
@@ -157,7 +157,7 @@ class LiteQueue(QueuePeer):
         self.acked += 1
         if self.acked % CLEAR_EVERY == 0:
             self.queue.prune()
-        body: bytes = message.data
+        body: bytes = message.data.encode("latin-1")
         return body
 
     def close(self) -> None:
