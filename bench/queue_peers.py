@@ -153,7 +153,7 @@ class LiteQueue(QueuePeer):
         message = self.queue.pop()
         if message is None:
             return None
-        self.queue.done(message.message_id)
+        self.queue.done(message.message_id, claim_id=message.claim_id)
         self.acked += 1
         if self.acked % CLEAR_EVERY == 0:
             self.queue.prune()
