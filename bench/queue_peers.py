@@ -153,7 +153,8 @@ class LiteQueue(QueuePeer):
         message = self.queue.pop()
         if message is None:
             return None
-        self.queue.done(message.message_id, claim_id=message.claim_id)
+        claim = {"claim_id": message.claim_id} if hasattr(message, "claim_id") else {}  # since 0.14, for Python 3.12
+        self.queue.done(message.message_id, **claim)
         self.acked += 1
         if self.acked % CLEAR_EVERY == 0:
             self.queue.prune()
