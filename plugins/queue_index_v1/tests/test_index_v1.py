@@ -18,6 +18,7 @@ from msgstore.testing.faults import CHANGES, OPENINGS, FailingFiles, RecordingFi
 from msgstore_queue_index_v1 import index as module
 from msgstore_queue_index_v1.index import JOURNAL, QueueIndexV1
 from msgstore_queues.contract import Entry, QueueIndexContext
+from msgstore_queues.testing.queue_indexes import write
 from msgstore_rabbitmq_source.queue_index import LiveEntry, live_entries
 from rabbitmq_files import index_v1
 from rabbitmq_files.messages import encode_message, read_message
@@ -76,7 +77,7 @@ def journal_mark(number, *, acked):
 
 def test_journal_has_publishes_marks_and_acknowledgements(tmp_path):
     index = opened(tmp_path)
-    index.write([own(0), shared(5)], [0])
+    write(index, [own(0), shared(5)], [0])
     index.abandon()
     assert names(tmp_path) == [JOURNAL]
     assert (tmp_path / JOURNAL).read_bytes() == b"".join(
@@ -91,13 +92,13 @@ def test_journal_has_publishes_marks_and_acknowledgements(tmp_path):
 def test_long_journal_moves_to_segments(tmp_path, short_journal):
     mark, before = index_v1.encode_mark, publish(0, own(0)) + index_v1.encode_mark(0) + publish(3, own(3))
     index = opened(tmp_path)
-    index.write([own(0), shared(1), own(3), own(5)], [1])
+    write(index, [own(0), shared(1), own(3), own(5)], [1])
     assert names(tmp_path) == [JOURNAL]
-    index.write([own(6)], [0])
+    write(index, [own(6)], [0])
     assert (tmp_path / "0.idx").read_bytes() == before + mark(3)
     assert (tmp_path / "1.idx").read_bytes() == publish(1, own(5)) + mark(1)
-    index.write([own(7)], [6])
-    index.write([], [])
+    write(index, [own(7)], [6])
+    write(index, [], [])
     assert (tmp_path / "0.idx").read_bytes() == before + mark(3) + mark(0)
     assert (tmp_path / "1.idx").read_bytes() == publish(1, own(5)) + mark(1) + publish(3, own(7)) + mark(3)
     assert (tmp_path / JOURNAL).read_bytes() == b""
@@ -110,9 +111,9 @@ def test_rescue_of_a_broker_reads_the_same(moves, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", 3 if moves else 10**6)
     index = opened(tmp_path)
     for position in range(0, 11, 2):
-        index.write([own(position), shared(position + 1)], [])
+        write(index, [own(position), shared(position + 1)], [])
         if position % 3:
-            index.write([], [position, position - 1])
+            write(index, [], [position, position - 1])
     read = [entry for start in range(0, 12, 4) for entry in index.read(start, start + 4)]
     index.abandon()
     found = list(live_entries("", names(tmp_path), 4, lambda name: (tmp_path / name).read_bytes()))
@@ -150,9 +151,9 @@ def test_queue_of_a_broker_has_what_the_broker_delivered(queue, tmp_path):
         assert [(entry.position, entry.body_size) for entry in entries] == [(one["seq"], one["size"]) for one in expected]
         for entry in entries:
             assert entry.is_shared or read_message(entry.term)[0].indexed_size in (None, entry.body_size)
-        index.write([own(index._next)], [])
+        write(index, [own(index._next)], [])
         index = opened(copy, terms=index.close(), size=count)
-    index.write([], [one["seq"] for one in expected])
+    write(index, [], [one["seq"] for one in expected])
     index.abandon()
     index = opened(copy, size=count)
     assert index.recovered.count == 2
@@ -166,8 +167,8 @@ def test_queue_of_a_broker_has_what_the_broker_delivered(queue, tmp_path):
 def test_entries_are_read_as_they_were_written(limit, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
     index = opened(tmp_path)
-    index.write([own(0), shared(1)], [])
-    index.write([own(2, persistent=False), own(3, term=b"\x83h")], [0])
+    write(index, [own(0), shared(1)], [])
+    write(index, [own(2, persistent=False), own(3, term=b"\x83h")], [0])
     wanted = [shared(1), own(2, persistent=False), own(3, term=b"\x83h")]
     assert index.read(0, 4) == wanted
     assert index.read(2, 3) == wanted[1:2]
@@ -180,8 +181,8 @@ def test_entries_are_read_as_they_were_written(limit, tmp_path, monkeypatch):
 
 def test_transient_message_may_be_written_after_its_successors(tmp_path):
     index = opened(tmp_path)
-    index.write([own(1)], [])
-    index.write([own(0, persistent=False)], [])
+    write(index, [own(1)], [])
+    write(index, [own(0, persistent=False)], [])
     assert positions(index) == [0, 1]
     index.abandon()
 
@@ -191,13 +192,13 @@ def test_transient_message_may_be_written_after_its_successors(tmp_path):
 def test_reopened_index_has_what_was_left(clean, limit, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
     index = opened(tmp_path)
-    index.write([own(position) for position in range(7)], [])
-    index.write([], [0, 1, 2, 3, 5])
+    write(index, [own(position) for position in range(7)], [])
+    write(index, [], [0, 1, 2, 3, 5])
     terms = index.close()
     again = opened(tmp_path, terms=json.loads(json.dumps(terms)) if clean else None)
     assert attrs.astuple(again.recovered) == (7, 2, 4, None if clean else 20)
     assert all_positions(again) == [4, 6]
-    again.write([own(7)], [4])
+    write(again, [own(7)], [4])
     assert all_positions(again) == [6, 7]
     again.abandon()
     assert opened(tmp_path).recovered.count == 2
@@ -206,7 +207,7 @@ def test_reopened_index_has_what_was_left(clean, limit, tmp_path, monkeypatch):
 def test_clean_opening_reads_no_segment(tmp_path, short_journal):
     index = opened(tmp_path)
     for position in range(20):
-        index.write([own(position)], [])
+        write(index, [own(position)], [])
     files = RecordingFiles()
     again = opened(tmp_path, files=files, terms=index.close())
     assert [Path(name).name for what, name, _ in files.operations if what in OPENINGS] == [JOURNAL, JOURNAL]
@@ -233,8 +234,8 @@ def new_segment(path):
 @pytest.mark.parametrize(("change", "count"), [(changed_nothing, 5), (changed_journal, 4), (lost_segment, 1), (new_segment, 9)])
 def test_terms_of_other_files_are_not_used(change, count, tmp_path, short_journal):
     index = opened(tmp_path)
-    index.write([own(position) for position in range(4)], [])
-    index.write([own(4)], [])
+    write(index, [own(position) for position in range(4)], [])
+    write(index, [own(4)], [])
     terms = index.close()
     change(tmp_path)
     again = opened(tmp_path, terms=terms)
@@ -246,8 +247,8 @@ def test_terms_of_other_files_are_not_used(change, count, tmp_path, short_journa
 def test_transient_entries_end_with_the_process(limit, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
     index = opened(tmp_path)
-    index.write([own(0), own(1, persistent=False), own(2)], [])
-    index.write([own(3, persistent=False)], [])
+    write(index, [own(0), own(1, persistent=False), own(2)], [])
+    write(index, [own(3, persistent=False)], [])
     index.abandon()
     again = opened(tmp_path)
     assert (again.recovered.next_position, again.recovered.count) == (4, 2)
@@ -258,10 +259,10 @@ def test_transient_entries_end_with_the_process(limit, tmp_path, monkeypatch):
 def test_next_position_is_above_acknowledged_ones(tmp_path, short_journal):
     """A second publish with the number of an acknowledged one would be lost."""
     index = opened(tmp_path)
-    index.write([own(position) for position in range(4)], [])
-    index.write([own(4)], [2, 3])
-    index.write([own(5)], [4])
-    index.write([], [5])
+    write(index, [own(position) for position in range(4)], [])
+    write(index, [own(4)], [2, 3])
+    write(index, [own(5)], [4])
+    write(index, [], [5])
     index.abandon()
     again = opened(tmp_path)
     assert (again.recovered.next_position, again.recovered.count) == (6, 2)
@@ -270,9 +271,9 @@ def test_next_position_is_above_acknowledged_ones(tmp_path, short_journal):
 
 def test_index_without_messages_leaves_no_segment(tmp_path, short_journal):
     index = opened(tmp_path)
-    index.write([own(position) for position in range(8)], [])
-    index.write([], [7, 6, 5, 0, 1, 2, 3, 4])
-    index.write([], [])
+    write(index, [own(position) for position in range(8)], [])
+    write(index, [], [7, 6, 5, 0, 1, 2, 3, 4])
+    write(index, [], [])
     assert names(tmp_path) == [JOURNAL]
     assert (tmp_path / JOURNAL).stat().st_size == 0
     assert index._segments == {}
@@ -282,8 +283,8 @@ def test_index_without_messages_leaves_no_segment(tmp_path, short_journal):
 
 def test_number_of_entries_that_is_wrong_is_an_error(tmp_path, short_journal):
     index = opened(tmp_path, size=8)
-    index.write([own(position) for position in range(8)], [])
-    index.write([], [])
+    write(index, [own(position) for position in range(8)], [])
+    write(index, [], [])
     index.abandon()
     with pytest.raises(StoreError, match=r"0\.idx: has an entry 4, and segments have 4.*segment_entry_count"):
         opened(tmp_path)
@@ -292,7 +293,7 @@ def test_number_of_entries_that_is_wrong_is_an_error(tmp_path, short_journal):
 def test_places_of_few_segments_are_in_memory(tmp_path, short_journal):
     index = opened(tmp_path)
     for position in range(40):
-        index.write([own(position)], [])
+        write(index, [own(position)], [])
     assert all_positions(index, 40) == list(range(40))
     assert sum(segment.places is not None for segment in index._segments.values()) == 2
     index.abandon()
@@ -313,11 +314,11 @@ def test_message_that_a_power_failure_has_cut_is_not_there(damage, limit, tmp_pa
     """``hole``: what was written after it has arrived. Messages before it were synced."""
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
     index = opened(tmp_path, synced=True)
-    index.write([real(0), real(1), real(2)], [])
-    index.write([real(3)], [0])
+    write(index, [real(0), real(1), real(2)], [])
+    write(index, [real(3)], [0])
     synced = (tmp_path / JOURNAL).stat().st_size
-    index.write([real(4)], [3])
-    index.write([real(5), real(6), real(7), real(8)], [])
+    write(index, [real(4)], [3])
+    write(index, [real(5), real(6), real(7), real(8)], [])
     index.abandon()
     data = (tmp_path / JOURNAL).read_bytes()
     if limit == 2:  # the third call has moved what was before
@@ -337,7 +338,7 @@ def test_message_that_a_power_failure_has_cut_is_not_there(damage, limit, tmp_pa
         if damage != "hole":
             assert kept == sorted(kept)
             assert kept[-1] - (kept[0] - 1) - len(kept) in (0, 1), "only the end is missing"
-        again.write([own(20)], [1])
+        write(again, [own(20)], [1])
         again.abandon()
         last_time = opened(copy)
         assert last_time.recovered.count == len(kept), at
@@ -376,7 +377,7 @@ def test_write_that_failed_anywhere_can_be_repeated(tmp_path, short_journal):
 def run_steps(path, files):
     index = retried(partial(opened, path, files=files, synced=True))
     for entries, acks in STEPS:
-        retried(partial(index.write, entries, acks))
+        retried(partial(write, index, entries, acks))
         retried(partial(lambda index: index.sync()(), index))
     return index
 
@@ -398,7 +399,7 @@ def test_sync_is_of_the_journal_and_new_names(tmp_path):
     index = opened(tmp_path, files=files, synced=True)
     index.sync()()
     before = files.count("sync_directory")
-    index.write([own(0), own(5)], [])
+    write(index, [own(0), own(5)], [])
     index.sync()()
     assert (files.count("sync"), files.count("sync_directory")) == (1, before + 1)
     index.sync()()
@@ -409,9 +410,9 @@ def test_sync_is_of_the_journal_and_new_names(tmp_path):
 def test_segments_are_synced_before_the_journal_is_cut(tmp_path, short_journal):
     files = RecordingFiles()
     index = opened(tmp_path, files=files, synced=True)
-    index.write([own(position) for position in range(5)], [])
+    write(index, [own(position) for position in range(5)], [])
     files.operations.clear()
-    index.write([], [])
+    write(index, [], [])
     index.abandon()
     assert [(what, Path(name).name) for what, name, _ in files.changes()] == [
         ("create", "0.idx"), ("pwrite", "0.idx"), ("sync", "0.idx"),
@@ -423,7 +424,7 @@ def test_segments_are_synced_before_the_journal_is_cut(tmp_path, short_journal):
 def test_segment_of_a_killed_process_is_synced_before_the_journal_is_cut(tmp_path, short_journal):
     """It has the entries, so nothing is written; but that process may have ended before it synced them."""
     index = opened(tmp_path, synced=True)
-    index.write([own(0)], [])
+    write(index, [own(0)], [])
     index.abandon()
     (tmp_path / "0.idx").write_bytes(publish(0, own(0)) + index_v1.encode_mark(0))
     files = RecordingFiles()
@@ -436,7 +437,7 @@ def test_segment_of_a_killed_process_is_synced_before_the_journal_is_cut(tmp_pat
 def test_failed_sync_is_not_trusted_the_second_time(tmp_path):
     """The system may have dropped the bytes: they are written again, elsewhere."""
     index = opened(tmp_path, files=FailingFiles(), synced=True)
-    index.write([own(0)], [])
+    write(index, [own(0)], [])
     index._files.fail, run = 0, index.sync()
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         run()
@@ -467,8 +468,8 @@ def test_segment_with_a_torn_end_loses_nothing_that_follows(tmp_path, caplog):
 
 def test_segment_that_became_shorter_loses_its_end_only(tmp_path, short_journal, caplog):
     index = opened(tmp_path)
-    index.write([own(position) for position in range(4)], [])
-    index.write([], [])
+    write(index, [own(position) for position in range(4)], [])
+    write(index, [], [])
     assert positions(index) == [0, 1, 2, 3]
     with (tmp_path / "0.idx").open("r+b") as file:
         file.truncate(100)
@@ -515,7 +516,7 @@ def test_segment_that_is_damaged_in_the_middle_keeps_the_rest(tmp_path, caplog):
     (tmp_path / "0.idx").write_bytes(b"".join(rows))
     index = opened(tmp_path, size=8)
     assert positions(index, 0, 8) == [0, 2, 3, 4]
-    index.write([real(5)], [2])
+    write(index, [real(5)], [2])
     index.abandon()
     assert (tmp_path / "0.idx").read_bytes() == b"".join(rows[:1] + rows[2:])
     assert (tmp_path / "0.idx.damaged-1").read_bytes() == b"".join(rows)
@@ -530,7 +531,7 @@ def test_segment_that_is_damaged_in_the_middle_keeps_the_rest(tmp_path, caplog):
 def test_move_that_was_cut_is_repeated(kept, tmp_path):
     """The segment has a part of what moved; the journal still has all of it."""
     index = opened(tmp_path, size=8)
-    index.write([real(number) for number in range(4)], [1])
+    write(index, [real(number) for number in range(4)], [1])
     index.abandon()
     moved = b"".join(publish(number, real(number)) + index_v1.encode_mark(number) for number in (0, 2, 3))
     (tmp_path / "0.idx").write_bytes(moved[:kept])
@@ -543,7 +544,7 @@ def test_move_that_was_cut_is_repeated(kept, tmp_path):
 def test_empty_queue_writes_nothing(tmp_path):
     files = RecordingFiles()
     index = opened(tmp_path, files=files, synced=True)
-    index.write([], [])
+    write(index, [], [])
     index.sync()()
     opened(tmp_path, files=files, terms=index.close(), synced=True).abandon()
     assert files.changes() == []

@@ -9,6 +9,7 @@ from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, OPENINGS, FailingFiles, RecordingFiles
 from msgstore_queue_index_v2.index import ALONE, QueueIndexV2
 from msgstore_queues.contract import Entry, QueueIndexContext
+from msgstore_queues.testing.queue_indexes import write
 from rabbitmq_files import index_v2
 
 TERM = b"\x83h\x06 any bytes"
@@ -35,7 +36,7 @@ def positions(index, start=0, stop=4):
 
 def test_files_are_those_of_rabbitmq(tmp_path):
     index = opened(tmp_path)
-    index.write([own(0), shared(1), own(3)], [])
+    write(index, [own(0), shared(1), own(3)], [])
     index.abandon()
     stored = index_v2.encode_header(index_v2.STORE_MAGIC, 0, 4) + 2 * index_v2.encode_stored(TERM)
     assert (tmp_path / "0.qs").read_bytes() == stored
@@ -51,7 +52,7 @@ def test_files_are_those_of_rabbitmq(tmp_path):
 
 def test_entries_are_read_as_they_were_written(tmp_path):
     index = opened(tmp_path)
-    index.write([own(0), shared(1)], [])
+    write(index, [own(0), shared(1)], [])
     assert index.read(0, 4) == [own(0), shared(1)]
     assert [entry.term for entry in index.read(0, 1, terms=False)] == [None]
     assert list(index.shared()) == [b"\1" * 16]
@@ -61,8 +62,8 @@ def test_entries_are_read_as_they_were_written(tmp_path):
 
 def test_finished_segment_is_deleted_and_current_one_stays(tmp_path):
     index = opened(tmp_path)
-    index.write([own(position) for position in range(6)], [])
-    index.write([], [3, 0, 1, 2, 4, 5])
+    write(index, [own(position) for position in range(6)], [])
+    write(index, [], [3, 0, 1, 2, 4, 5])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.qi", "1.qs"]
     index.abandon()
     assert opened(tmp_path).recovered.count == 0
@@ -72,8 +73,8 @@ def test_finished_segment_is_deleted_and_current_one_stays(tmp_path):
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
 def test_reopened_index_has_what_was_left(clean, tmp_path):
     index = opened(tmp_path)
-    index.write([own(position) for position in range(6)], [])
-    index.write([], [0, 1, 2, 3])
+    write(index, [own(position) for position in range(6)], [])
+    write(index, [], [0, 1, 2, 3])
     terms = index.close() if clean else None
     index.abandon()
     again = opened(tmp_path, terms=terms)
@@ -84,7 +85,7 @@ def test_reopened_index_has_what_was_left(clean, tmp_path):
 
 def test_terms_of_other_files_are_not_used(tmp_path):
     index = opened(tmp_path)
-    index.write([own(0)], [])
+    write(index, [own(0)], [])
     terms = index.close()
     (tmp_path / "0.qi").unlink()
     (tmp_path / "0.qs").unlink()
@@ -93,7 +94,7 @@ def test_terms_of_other_files_are_not_used(tmp_path):
 
 def test_transient_entries_end_with_the_process(tmp_path):
     index = opened(tmp_path)
-    index.write([own(0), own(1, persistent=False), own(2)], [])
+    write(index, [own(0), own(1, persistent=False), own(2)], [])
     index.abandon()
     again = opened(tmp_path)
     assert again.recovered.count == 2
@@ -104,7 +105,7 @@ def test_transient_entries_end_with_the_process(tmp_path):
 @pytest.mark.parametrize("cut", [1, 20, 10**6])
 def test_message_that_a_power_failure_has_cut_is_not_there(cut, tmp_path):
     index = opened(tmp_path)
-    index.write([own(0), own(1)], [])
+    write(index, [own(0), own(1)], [])
     index.abandon()
     stored = (tmp_path / "0.qs").read_bytes()
     (tmp_path / "0.qs").write_bytes(stored[: max(len(stored) - cut, 0)])
@@ -116,7 +117,7 @@ def test_message_that_a_power_failure_has_cut_is_not_there(cut, tmp_path):
 def test_message_whose_bytes_never_arrived_is_not_there(tmp_path):
     """The file has its size, and zeros."""
     index = opened(tmp_path)
-    index.write([own(0), own(1)], [])
+    write(index, [own(0), own(1)], [])
     index.abandon()
     stored = (tmp_path / "0.qs").read_bytes()
     (tmp_path / "0.qs").write_bytes(stored[: -len(TERM)] + bytes(len(TERM)))
@@ -127,7 +128,7 @@ def test_message_whose_bytes_never_arrived_is_not_there(tmp_path):
 
 def test_messages_without_an_index_are_kept_apart(tmp_path, caplog):
     index = opened(tmp_path)
-    index.write([own(0)], [])
+    write(index, [own(0)], [])
     index.abandon()
     (tmp_path / "0.qi").unlink()
     assert opened(tmp_path).recovered.count == 0
@@ -137,7 +138,7 @@ def test_messages_without_an_index_are_kept_apart(tmp_path, caplog):
 
 def test_damaged_message_is_left_out_and_named(tmp_path, caplog):
     index = opened(tmp_path)
-    index.write([own(0), own(1)], [])
+    write(index, [own(0), own(1)], [])
     data = bytearray((tmp_path / "0.qs").read_bytes())
     data[-1] ^= 1
     (tmp_path / "0.qs").write_bytes(data)
@@ -150,17 +151,17 @@ def test_write_that_failed_anywhere_can_be_repeated(tmp_path):
     entries, acks = [own(position) for position in range(10)], [0, 1, 2, 3, 5]
     whole = RecordingFiles()
     index = opened(make(tmp_path / "whole"), files=whole)
-    index.write(entries[:5], [])
+    write(index, entries[:5], [])
     before = whole.count(*CHANGES, *OPENINGS)
-    index.write(entries[5:], acks)
+    write(index, entries[5:], acks)
     index.abandon()
     for fail in range(before, whole.count(*CHANGES, *OPENINGS)):
         files = FailingFiles(fail)
         index = opened(make(tmp_path / str(fail)), files=files)
-        index.write(entries[:5], [])
+        write(index, entries[:5], [])
         with pytest.raises(OSError, match="Input/output"):
-            index.write(entries[5:], acks)
-        index.write(entries[5:], [*acks, 6])
+            write(index, entries[5:], acks)
+        write(index, entries[5:], [*acks, 6])
         found = [entry.position for start in (0, 4, 8) for entry in index.read(start, start + 4)]
         assert found == [4, 7, 8, 9], files.failed
         index.abandon()
@@ -177,7 +178,7 @@ def make(path):
 def test_sync_syncs_each_file_that_was_written_and_new_names(tmp_path):
     files = RecordingFiles()
     index = opened(tmp_path, files=files, synced=True)
-    index.write([own(0), own(5)], [])
+    write(index, [own(0), own(5)], [])
     index.sync()()
     assert (files.count("sync"), files.count("sync_directory")) == (4, 1)
     index.sync()()
@@ -188,7 +189,7 @@ def test_sync_syncs_each_file_that_was_written_and_new_names(tmp_path):
 def test_few_files_stay_open(tmp_path):
     index = opened(tmp_path)
     for segment in range(20):
-        index.write([own(4 * segment)], [])
+        write(index, [own(4 * segment)], [])
     assert sum(segment.index_fd is not None for segment in index._segments.values()) <= 5
     index.abandon()
 
@@ -197,13 +198,13 @@ def test_few_files_stay_open(tmp_path):
 @pytest.mark.parametrize("suffix", ["qi", "qs"])
 def test_file_without_a_header_gets_one(left, suffix, tmp_path):
     index = opened(tmp_path)
-    index.write([own(0)], [])
+    write(index, [own(0)], [])
     index.abandon()
     header = (tmp_path / f"0.{suffix}").read_bytes()[:64]
     (tmp_path / "0.qs").write_bytes(b"")
     (tmp_path / f"0.{suffix}").write_bytes(header[:left])
     index = opened(tmp_path)
-    index.write([own(1)], [])
+    write(index, [own(1)], [])
     index.abandon()
     assert (tmp_path / f"0.{suffix}").read_bytes()[:64] == header
     index = opened(tmp_path)
@@ -222,7 +223,7 @@ def test_files_whose_sync_failed_are_written_again(tmp_path):
 
     files = Failing()
     index = opened(tmp_path, files=files, synced=True)
-    index.write([own(0)], [])
+    write(index, [own(0)], [])
     with pytest.raises(OSError, match="the disk has failed"):
         index.sync()()
     before = len(files.operations)

@@ -47,10 +47,28 @@ class BaseQueue(DeliveringQueue):
         Raises TypeError (body, key), ValueError (ttl, delay), PropertiesError, queue.Full, ShutDown, StoreClosed,
         StoreIOError, QueueFailed, StoreFailed.
         """
-        is_plain = headers is None and properties is None and ttl is None and key is None and persistent and not delay
-        is_plain = is_plain and on_confirm is None and on_lost is None and (timeout is None or timeout >= 0)
-        if is_plain and type(body) is bytes and len(body) < self._bodies_below:
-            self._publish_body(body)
+        if (
+            headers is None and properties is None and persistent and ttl is None and not delay and key is None
+            and timeout is None and on_confirm is None and on_lost is None
+            and type(body) is bytes and len(body) < self._bodies_below
+        ):  # fmt: skip
+            try:
+                with self.lock:
+                    if self._is_shut_down or self.closed is not None:
+                        self._refuse()
+                    self._add_body(body)
+                    was_changed, self.is_changed = self.is_changed, True
+                    self.counts["published"] += 1
+                    if self._waiting:
+                        self._not_empty.notify()
+                    unwritten = self.backing.unwritten
+                if self._watchers:
+                    self._call_watchers()
+                if not was_changed or unwritten > self._flush_above:
+                    self.vhost.note_change(unwritten)
+            except BaseException:
+                with self.guard:  # which does nothing for a change that succeeds
+                    raise
             return
         message = self.make_message(body, headers=headers, properties=properties, persistent=persistent, ttl=ttl, key=key)
         if delay > 0:
@@ -64,26 +82,6 @@ class BaseQueue(DeliveringQueue):
             if not block or self.options.overflow == "reject":
                 raise Full
             self._wait_for_room(len(body), deadline)
-
-    def _publish_body(self, body: bytes) -> None:
-        """As ``publish`` for most messages, with as few calls as possible."""
-        try:
-            with self.lock:
-                if self._is_shut_down or self.closed is not None:
-                    self._refuse()
-                self._add_body(body)
-                was_changed, self.is_changed = self.is_changed, True
-                self.counts["published"] += 1
-                if self._waiting:
-                    self._not_empty.notify()
-                unwritten = self.backing.unwritten
-            if self._watchers:
-                self._call_watchers()
-            if not was_changed or unwritten > self._flush_above:
-                self.vhost.note_change(unwritten)
-        except BaseException:
-            with self.guard:  # which does nothing for a change that succeeds
-                raise
 
     def make_message(
         self,

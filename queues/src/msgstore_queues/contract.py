@@ -83,7 +83,7 @@ class Delivery(NamedTuple):
 
 @attrs.define
 class Entry:
-    """A message as a queue index keeps it. Indexes do not change or keep those that they get."""
+    """A message as a queue index keeps it."""
 
     position: int
     """Number of the message, counted from the start of the queue."""
@@ -97,6 +97,38 @@ class Entry:
     """The message as an Erlang term, if it is embedded in the index; None if it is shared, or was not asked for."""
     is_shared: bool = False
     """True if the message is in a message store of the vhost, not in the index."""
+
+
+@attrs.frozen(eq=False)
+class NewEntries:
+    """Messages for a queue index, by columns of one length: an object for each message would cost more than its bytes do."""
+
+    positions: Sequence[int]
+    are_persistent: Sequence[bool]
+    ids: Sequence[bytes]
+    """16 bytes each."""
+    body_sizes: Sequence[int]
+    expiries_us: Sequence[int]
+    terms: Sequence[bytes | None]
+    """Of each message that is embedded in the index the Erlang term; None: the message is in a message store."""
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def part(self, start: int, stop: int | None = None) -> NewEntries:
+        """Return the messages from the ``start``-th to before the ``stop``-th, counted from 0."""
+        return NewEntries(
+            self.positions[start:stop], self.are_persistent[start:stop], self.ids[start:stop],
+            self.body_sizes[start:stop], self.expiries_us[start:stop], self.terms[start:stop],
+        )  # fmt: skip
+
+    def rows(self) -> Iterator[tuple[int, bool, bytes, int, int, bytes | None]]:
+        """Yield the messages."""
+        ids, sizes, expiries = self.ids, self.body_sizes, self.expiries_us
+        return zip(self.positions, self.are_persistent, ids, sizes, expiries, self.terms, strict=True)
+
+
+NO_ENTRIES = NewEntries((), (), (), (), (), ())
 
 
 @attrs.frozen
@@ -122,7 +154,7 @@ class QueueIndex(Protocol):
 
     recovered: Recovered
 
-    def write(self, entries: Sequence[Entry], acks: Sequence[int]) -> None:
+    def write(self, entries: NewEntries, acks: Sequence[int]) -> None:
         """Pass entries and acknowledgements to the operating system, the entries first. Positions of entries ascend, and are
         above all earlier ones of persistent messages; a transient message may be written later than its successors. ``acks``:
         positions of written entries, each once, in any order. Raises OSError; the next call begins with the same entries, and

@@ -21,11 +21,8 @@ class DeliveringQueue(QueueState):
 
     def receive(self, block: bool = True, timeout: float | None = None) -> Received:
         """Take the first message. It is unacked until ``ack`` or ``nack``. Raises queue.Empty, ShutDown, StoreClosed."""
-        return self._receive(block, timeout)
-
-    def _receive(self, block: bool, timeout: float | None, owner: object = None) -> Received:
         deadline = deadline_of(block, timeout)
-        while (received := self.take(owner=owner)) is None:
+        while (received := self.take()) is None:
             self._wait_for_message(block, deadline)
         return received
 
@@ -34,7 +31,7 @@ class DeliveringQueue(QueueState):
         after ``shutdown(immediate=True)``, and for a consumer that is closed. For :class:`Consumer` and the asyncio API."""
         expired: list[Delivery] = []
         received = None
-        with self.guard:
+        try:
             with self.lock:
                 if self.closed is not None or self._is_stopped or (consumer is not None and consumer.is_closed):
                     self._refuse()
@@ -42,15 +39,16 @@ class DeliveringQueue(QueueState):
                 if self.options.expires is not None:
                     self.used_at = time.time()
                 while (delivery := self._fetch() if self.keys.positions else self.backing.fetch()) is not None:
-                    expiry_us = delivery.message.expiry_us
-                    if expiry_us and expiry_us <= time.time() * 1e6:
+                    position, message, is_redelivered = delivery
+                    if message.expiry_us and message.expiry_us <= time.time() * 1e6:
                         expired.append(delivery)
                         continue
-                    received = Received(self, *delivery, generation)
-                    self.counts["redelivered"] += received.is_redelivered
-                    self._out[delivery.position] = consumer
+                    received = Received(self, position, message, is_redelivered, generation)
+                    if is_redelivered:
+                        self.counts["redelivered"] += 1
+                    self._out[position] = consumer
                     if consumer is not None:
-                        consumer.unacked[delivery.position] = received
+                        consumer.unacked[position] = received
                     elif owner is not None:
                         self._taken.append((owner, received))
                     break
@@ -58,9 +56,11 @@ class DeliveringQueue(QueueState):
                     self._note_room(len(expired) + 1)
             if self._watchers and (self._has_limits or expired):
                 self._call_watchers()
-            failure = self._bury_all(expired, "expired", generation)
-            if failure is not None and received is None:
+            if expired and (failure := self._bury_all(expired, "expired", generation)) is not None and received is None:
                 raise failure
+        except BaseException:
+            with self.guard:  # which does nothing for a change that succeeds
+                raise
         return received
 
     def _fetch(self) -> Delivery | None:
@@ -96,13 +96,19 @@ class DeliveringQueue(QueueState):
 
     def ack(self, *messages: Received) -> None:
         """Say that messages are done with. Those that are not unacked any more are passed over."""
-        with self.guard:
+        try:
             with self.lock:
                 if self.closed is not None:
                     self._refuse()
                 was_changed = self.is_changed
-                self._settle(self._let_go(messages))
-            self._after_settling(was_changed=was_changed)
+                positions = self._let_go(messages)
+                self.backing.ack(positions)
+                self._note_settled(positions)
+            if self._watchers or not was_changed or self._flush_above < 0:
+                self._announce_settled(was_changed=was_changed)
+        except BaseException:
+            with self.guard:  # which does nothing for a change that succeeds
+                raise
 
     def settle(self, positions: list[int], generation: int | None = None) -> None:
         """Acknowledge unacked messages that no consumer has. Those of an earlier ``generation`` are passed over."""
@@ -112,16 +118,12 @@ class DeliveringQueue(QueueState):
                     self._refuse()
                 was_changed = self.is_changed
                 if generation is None or generation == self.generation:
-                    self._settle(positions)
-            self._after_settling(was_changed=was_changed)
+                    self.backing.ack(positions)
+                    self._note_settled(positions)
+            self._announce_settled(was_changed=was_changed)
 
-    def _settle(self, positions: list[int]) -> None:
-        """Caller holds the lock."""
-        self.backing.ack(positions)
-        self.counts["acknowledged"] += len(positions)
-        self._note_settled(positions)
-
-    def _after_settling(self, *, was_changed: bool) -> None:
+    def _announce_settled(self, *, was_changed: bool) -> None:
+        """Messages are acknowledged: tell watchers and the flusher. Caller does not hold the lock."""
         if self._watchers:
             self._call_watchers()
         if not was_changed or self._flush_above < 0:
@@ -140,8 +142,9 @@ class DeliveringQueue(QueueState):
         return known
 
     def _note_settled(self, positions: list[int]) -> None:
-        """Messages are acknowledged. Caller holds the lock."""
+        """The backing queue has acknowledged messages. Caller holds the lock."""
         self.is_changed = True
+        self.counts["acknowledged"] += len(positions)
         if self.keys.positions:
             self.keys.forget(positions)
         if self.options.expires is not None:

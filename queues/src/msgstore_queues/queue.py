@@ -10,7 +10,7 @@ from msgstore_queues.base_queue import BaseQueue
 from msgstore_queues.consumer import Consumer
 from msgstore_queues.contract import BrowsableQueue, Message, TransactionalQueue
 from msgstore_queues.message import Received, encode_item
-from msgstore_queues.queue_state import OnConfirm, OnLost
+from msgstore_queues.queue_state import OnConfirm, OnLost, deadline_of
 
 
 class Queue(BaseQueue):
@@ -49,7 +49,6 @@ class Queue(BaseQueue):
                     self.keys.note(position, message)
                 self.confirm_later(on_confirm, on_lost)
                 self.counts["published"] += len(messages)
-                self.counts["acknowledged"] += len(known)
                 self._note_settled(known)
                 self._not_empty.notify(len(messages))
             self._call_watchers()
@@ -93,7 +92,10 @@ class Queue(BaseQueue):
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Take the first message, and return its item. It is unacked until ``task_done`` is called on the same thread."""
-        return self._receive(block, timeout, get_ident()).item
+        deadline, owner = deadline_of(block, timeout), get_ident()
+        while (received := self.take(owner=owner)) is None:
+            self._wait_for_message(block, deadline)
+        return received.item
 
     def get_nowait(self) -> Any:
         """As ``get`` without waiting for a message."""

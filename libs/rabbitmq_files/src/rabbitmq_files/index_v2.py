@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from rabbitmq_files.terms import Buffer
 
@@ -192,15 +192,9 @@ def encode_stored(term: bytes) -> bytes:
     return _STORED.pack(len(term), 1, zlib.crc32(term) & 0xFFFF, 0) + term
 
 
-class NewEntry(Protocol):
-    """A message that :func:`encode_run` encodes."""
-
-    is_persistent: bool
-    msg_id: bytes
-    body_size: int
-    expiry_us: int
-    term: bytes | None
-    """The message; None for one in the shared store, whose id counts."""
+NewEntry = tuple[int, bool, bytes, int, int, bytes | None]
+"""A message that :func:`encode_run` encodes: position, which it passes over, persistence, id, size of the body, expiry, and the
+message, or None for one in the shared store, whose id counts."""
 
 
 def encode_run(messages: Iterable[NewEntry], offset: int) -> tuple[list[bytes], list[bytes]]:
@@ -208,12 +202,12 @@ def encode_run(messages: Iterable[NewEntry], offset: int) -> tuple[list[bytes], 
     pack, pack_stored, crc32 = _OWN_ENTRY.pack, _STORED.pack, zlib.crc32
     entries, stored = list[bytes](), list[bytes]()
     add, add_stored = entries.append, stored.append
-    for one in messages:
-        if (term := one.term) is None:
-            add(_ENTRY.pack(1, one.is_persistent, 0, _SHARED, one.msg_id, one.body_size, one.expiry_us))
+    for _, is_persistent, msg_id, body_size, expiry_us, term in messages:
+        if term is None:
+            add(_ENTRY.pack(1, is_persistent, 0, _SHARED, msg_id, body_size, expiry_us))
         else:
             size = len(term)
-            add(pack(1, one.is_persistent, 0, _OWN, offset, size, 0, one.body_size, one.expiry_us))
+            add(pack(1, is_persistent, 0, _OWN, offset, size, 0, body_size, expiry_us))
             add_stored(pack_stored(size, 1, crc32(term) & 0xFFFF, 0))
             add_stored(term)
             offset += STORED_SIZE + size

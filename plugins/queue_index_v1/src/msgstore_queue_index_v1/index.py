@@ -21,7 +21,7 @@ from typing import Any
 from msgstore_queue_index_v1 import recovery
 from msgstore_queue_index_v1.recovery import JOURNAL
 from msgstore_queue_index_v1.segment import Place, Row, Segment, entries_of, moved
-from msgstore_queues.contract import Entry, QueueIndexContext, Recovered
+from msgstore_queues.contract import Entry, NewEntries, QueueIndexContext, Recovered
 from rabbitmq_files import index_v1
 
 log = logging.getLogger("msgstore.queues")
@@ -94,23 +94,23 @@ class QueueIndexV1:
 
     # -- writing ----------------------------------------------------------------------------------------------------------
 
-    def write(self, entries: Sequence[Entry], acks: Sequence[int]) -> None:
+    def write(self, entries: NewEntries, acks: Sequence[int]) -> None:
         while len(entries) - self._done > CHUNK_ENTRIES:
-            self._append(entries[self._done : self._done + CHUNK_ENTRIES], ())
+            self._append(entries.part(self._done, self._done + CHUNK_ENTRIES), ())
             self._done += CHUNK_ENTRIES
-        self._append(entries[self._done :], acks)
+        self._append(entries.part(self._done), acks)
         self._done = 0
 
-    def _append(self, entries: Sequence[Entry], acks: Sequence[int]) -> None:
+    def _append(self, entries: NewEntries, acks: Sequence[int]) -> None:
         """Append to the journal, in one write. A long journal is moved to the segments before."""
         if self._journal_entries > JOURNAL_ENTRIES or self._journal_size > JOURNAL_BYTES:
             self._move_journal()
         if not entries and not acks:
             return
         places, parts, at = list[Place](), list[bytes](), self._journal_size
-        for one in entries:
+        for position, is_persistent, msg_id, body_size, expiry_us, term in entries.rows():
             part = index_v1.encode_journal_message(
-                one.position, one.msg_id, one.body_size, one.term or b"", one.expiry_us, is_persistent=one.is_persistent
+                position, msg_id, body_size, term or b"", expiry_us, is_persistent=is_persistent
             )
             places.append((at, at + len(part) - index_v1.JOURNAL_MARK_SIZE))
             parts.append(part)
@@ -120,13 +120,13 @@ class QueueIndexV1:
         self._journal_size += len(data)
         self._journal_entries += len(entries) + len(acks)
         self._is_unsynced = self._is_synced
-        for entry, place in zip(entries, places, strict=True):
-            segment = self._segment_of(entry.position)
-            segment.publishes[entry.position] = place
+        for position, place, term in zip(entries.positions, places, entries.terms, strict=True):
+            segment = self._segment_of(position)
+            segment.publishes[position] = place
             segment.live += 1
-            segment.may_have_shared |= entry.is_shared
+            segment.may_have_shared |= term is None
         if entries:
-            self._next = max(self._next, entries[-1].position + 1)
+            self._next = max(self._next, entries.positions[-1] + 1)
         for position in acks:
             segment = self._segments[position // self._size]
             if segment.publishes.pop(position, None) is None:

@@ -16,13 +16,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import compress, groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore_queues.contract import Entry, QueueIndexContext, Recovered
+from msgstore_queues.contract import Entry, NewEntries, QueueIndexContext, Recovered
 from rabbitmq_files import index_v2
 from rabbitmq_files.index_v2 import ENTRY_SIZE, HEADER_SIZE, INDEX_MAGIC, STORE_MAGIC, STORED_SIZE
 
@@ -43,7 +42,6 @@ _WORDS = ENTRY_SIZE // 4
 _OFFSET_WORD, _BODY_SIZE_WORD = 2, 5
 """Words of an entry: the lower half of the offset in ``N.qs``, and the size of the body."""
 _FLAGS_BYTE, _PLACE_BYTE = 1, 3
-_position = attrgetter("position")
 
 
 @attrs.define(eq=False)
@@ -150,11 +148,11 @@ class QueueIndexV2:
 
     # -- writing ----------------------------------------------------------------------------------------------------------
 
-    def write(self, entries: Sequence[Entry], acks: Sequence[int]) -> None:
+    def write(self, entries: NewEntries, acks: Sequence[int]) -> None:
         while self._done < len(entries):
-            number = entries[self._done].position // self._size
-            stop = bisect_left(entries, (number + 1) * self._size, self._done, key=_position)
-            self._append(self._opened(number), entries[self._done : stop])
+            number = entries.positions[self._done] // self._size
+            stop = bisect_left(entries.positions, (number + 1) * self._size, self._done)
+            self._append(self._opened(number), entries.part(self._done, stop))
             self._done = stop
         acks_of = {number: list(group) for number, group in groupby(sorted(acks), key=lambda at: at // self._size)}
         finished = [
@@ -176,17 +174,17 @@ class QueueIndexV2:
             for segment in [one for one in self._open.values() if not one.is_unsynced]:
                 self._close(segment)
 
-    def _append(self, segment: _Segment, entries: Sequence[Entry]) -> None:
+    def _append(self, segment: _Segment, entries: NewEntries) -> None:
         """Write entries of one segment: the messages, then runs of entries without gaps."""
         assert segment.index_fd is not None
         begin = max(segment.stored, HEADER_SIZE)
-        rows, stored = index_v2.encode_run(entries, begin)
+        rows, stored = index_v2.encode_run(entries.rows(), begin)
         messages = b"".join(stored)
         if messages:
             if segment.store_fd is None:
                 segment.store_fd = self._open_or_create(segment.number, "qs", STORE_MAGIC)
             self._files.pwrite(segment.store_fd, messages, begin)
-        positions = [entry.position for entry in entries]
+        positions = entries.positions
         for start, stop in _runs(positions):
             self._files.pwrite(segment.index_fd, b"".join(rows[start:stop]), self._offset(positions[start]))
         if messages:

@@ -23,7 +23,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 
 from msgstore_queues.backing.parts import BodyRun, Delta, Held
-from msgstore_queues.contract import BackingQueueContext, Bodies, Entry, Message
+from msgstore_queues.contract import NO_ENTRIES, BackingQueueContext, Bodies, Message
 from msgstore_queues.message import NO_PROPERTIES
 from msgstore_queues.messages import Terms
 from rabbitmq_files.messages import MessageError
@@ -66,7 +66,7 @@ class FiveParts:
         self.bodies_below = context.embed_below - len(NO_PROPERTIES) if context.is_durable else 0
         self._until = 0
         """The flush under way writes positions below this one."""
-        self._writing: list[Entry] = []
+        self._writing = NO_ENTRIES
         """Entries of the flush under way, or of one that failed."""
         self._acks: list[int] = []
         """Acknowledged positions that are in the index."""
@@ -228,7 +228,7 @@ class FiveParts:
         below = self._next_delivered
         found = [
             Held(
-                one.position, one.is_persistent, one.msg_id, one.body_size, one.expiry_us, None, one.is_shared,
+                one.position, one.is_persistent, one.msg_id, one.body_size, one.expiry_us, one.is_shared,
                 None, one.is_shared, True, one.position < below,
             )
             for one in self._index.read(start, stop, terms=False)
@@ -310,7 +310,7 @@ class FiveParts:
         log.warning("queue %s: %s", self._shown, text)
 
 
-def flush_cost(one: Entry) -> int:
+def flush_cost(one: Held) -> int:
     """Return the bytes that a flush writes for a message, about."""
     return OVERHEAD if one.is_shared else OVERHEAD + one.body_size
 

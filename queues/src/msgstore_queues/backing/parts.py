@@ -6,15 +6,21 @@ import os
 
 import attrs
 
-from msgstore_queues.contract import Entry, Message
+from msgstore_queues.contract import NO_ENTRIES, Message, NewEntries
 from msgstore_queues.messages import Terms
-from rabbitmq_files.messages import encode_behind
+from rabbitmq_files.messages import encode_all_behind
 
 
 @attrs.define(eq=False)
-class Held(Entry):
-    """A message whose position is in memory. It has a ``term`` only while the index writes it."""
+class Held:
+    """A message whose position is in memory. The first fields are those of :class:`~msgstore_queues.contract.Entry`."""
 
+    position: int
+    is_persistent: bool
+    msg_id: bytes
+    body_size: int
+    expiry_us: int
+    is_shared: bool = False
     message: Message | None = None
     """None: a gamma."""
     is_stored: bool = False
@@ -45,7 +51,7 @@ class BodyRun:
         """The index has entries for positions below this one, or gets them in the flush under way."""
         self._routing_keys = (routing_key,)
         self._prefix = os.urandom(8)
-        self._head = terms.head(self._message(start, b""))
+        self._head = terms.head(Message(b"", b"", True, 0, b"", self._routing_keys))
 
     def begin_at(self, position: int) -> None:
         """The next message has this position, and there is none now."""
@@ -59,25 +65,22 @@ class BodyRun:
 
     def held(self, first: int = 0, stop: int | None = None) -> list[Held]:
         """Return messages by their numbers, counted from 0."""
-        made = []
+        made, prefix, keys, indexed = list[Held](), self._prefix, self._routing_keys, self.indexed
         for position, body in enumerate(self.bodies[first:stop], self.start + first):
-            message = self._message(position, body)
-            is_indexed = position < self.indexed
-            made.append(Held(position, True, message.msg_id, len(body), 0, None, False, message, False, is_indexed))
+            msg_id = prefix + position.to_bytes(8, "big")
+            message = Message(msg_id, body, True, 0, b"", keys)
+            made.append(Held(position, True, msg_id, len(body), 0, False, message, False, position < indexed))
         return made
 
-    def choose(self, stop: int, most: int) -> list[Entry]:
+    def choose(self, stop: int, most: int) -> NewEntries:
         """Return entries of the first messages below ``stop`` that the index does not have, and take them for indexed."""
-        first, entries = self.indexed, list[Entry]()
+        first = self.indexed
         stop = min(stop, first + most, self.start + len(self.bodies))
         if stop <= first:  # also if all bodies are newer than the flush
-            return []
-        head, prefix = self._head, self._prefix
-        for position, body in enumerate(self.bodies[first - self.start : stop - self.start], first):
-            msg_id = prefix + position.to_bytes(8, "big")
-            entries.append(Entry(position, True, msg_id, len(body), 0, encode_behind(head, body, msg_id, True)))
+            return NO_ENTRIES
+        bodies, positions = self.bodies[first - self.start : stop - self.start], range(first, stop)
+        ids = [self._prefix + position.to_bytes(8, "big") for position in positions]
+        terms = encode_all_behind(self._head, bodies, ids)
         self.indexed = stop
-        return entries
-
-    def _message(self, position: int, body: bytes) -> Message:
-        return Message(self._prefix + position.to_bytes(8, "big"), body, True, 0, b"", self._routing_keys)
+        count = stop - first
+        return NewEntries(positions, [True] * count, ids, list(map(len, bodies)), [0] * count, terms)

@@ -6,12 +6,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
+from itertools import compress
 from typing import Any
 
 from msgstore.contract import StoreIOError
 from msgstore_queues.backing.five_parts import OVERHEAD, FiveParts, by_position
 from msgstore_queues.backing.parts import Held
-from msgstore_queues.contract import Delivery, Message
+from msgstore_queues.contract import NO_ENTRIES, Delivery, Message, NewEntries
 
 WRITE_TOGETHER = 256
 """Bodies that are written together: fewer objects at once than those after which Python's collector begins."""
@@ -51,7 +52,7 @@ class VariableQueue(FiveParts):
         position, size = self._next, len(message.body)
         is_persistent = message.is_persistent and self._is_durable
         is_shared = size + len(message.raw_properties) >= self._embed_below
-        held = Held(position, is_persistent, message.msg_id, size, message.expiry_us, None, is_shared, message)
+        held = Held(position, is_persistent, message.msg_id, size, message.expiry_us, is_shared, message)
         if is_persistent:
             if is_shared:
                 self._note_unwritten(held)
@@ -66,11 +67,13 @@ class VariableQueue(FiveParts):
         if not self._q4 and not self._load_front():
             return None
         held = self._q4.popleft()
-        assert held.message is not None
-        self._unacked[held.position] = held
+        position, message = held.position, held.message
+        assert message is not None
+        self._unacked[position] = held
         self._body_bytes -= held.body_size
-        self._next_delivered = max(self._next_delivered, held.position + 1)
-        return Delivery(held.position, held.message, held.is_redelivered)
+        if position >= self._next_delivered:
+            self._next_delivered = position + 1
+        return Delivery(position, message, held.is_redelivered)
 
     def peek(self) -> Message | None:
         if not self._q4 and not self._load_front():
@@ -79,7 +82,11 @@ class VariableQueue(FiveParts):
 
     def ack(self, positions: Iterable[int]) -> None:
         for position in positions:
-            self._forget(self._unacked.pop(position))
+            held = self._unacked.pop(position)
+            if held.is_indexed or held.is_stored:
+                self._forget(held)
+            elif self._unwritten.pop(position, None) is not None:  # as _forget does, for most messages
+                self.unwritten -= OVERHEAD + held.body_size
 
     def requeue(self, positions: Iterable[int]) -> None:
         returned = [self._unacked[position] for position in sorted(positions)]
@@ -133,38 +140,35 @@ class VariableQueue(FiveParts):
     def write(self) -> None:
         if self._writing:
             self._write_chosen()  # what a flush that failed has chosen: the index wants it again, first and alone
-        self._choose()
+        self._writing = self._choose()
         if self._writing or self._acks:
             self._write_chosen()
         while chosen := self._bodies.choose(self._until, WRITE_TOGETHER):
-            self._writing += chosen
+            self._writing = chosen
             self._write_chosen()
         self._removable += self._removals
         self._removals = []
         self._reduce()
 
     def _write_chosen(self) -> None:
-        self._index.write(self._writing, self._acks)
-        size = 0
-        for one in self._writing:
-            one.term = None
-            if not one.is_shared:
-                size += one.body_size
-        self.unwritten -= OVERHEAD * len(self._writing) + size
-        self._writing, self._acks = [], []
+        entries = self._writing
+        self._index.write(entries, self._acks)
+        self.unwritten -= OVERHEAD * len(entries) + sum(compress(entries.body_sizes, entries.terms))
+        self._writing, self._acks = NO_ENTRIES, []
 
-    def _choose(self) -> None:
-        """Choose what the flush writes: an acknowledgement of it goes to the index from now on."""
-        unwritten, encode = self._unwritten, self._terms.encode
-        positions = sorted(unwritten)
-        for position in positions[: bisect_left(positions, self._until)]:
-            held = unwritten.pop(position)
-            if not held.is_shared and held.message is not None:
-                held.term = encode(held.message)
-            if not held.is_persistent:
-                self._has_transient_entries = True
+    def _choose(self) -> NewEntries:
+        """Return what the flush writes, but for bodies: an acknowledgement of it goes to the index from now on."""
+        positions = sorted(self._unwritten)
+        del positions[bisect_left(positions, self._until) :]
+        chosen, terms, encode = list(map(self._unwritten.pop, positions)), list[bytes | None](), self._terms.encode
+        for held in chosen:
+            assert held.message is not None
+            terms.append(None if held.is_shared else encode(held.message))
             held.is_indexed = True
-            self._writing.append(held)
+        are_persistent = [held.is_persistent for held in chosen]
+        self._has_transient_entries |= not all(are_persistent)
+        sizes, expiries = [held.body_size for held in chosen], [held.expiry_us for held in chosen]
+        return NewEntries(positions, are_persistent, [held.msg_id for held in chosen], sizes, expiries, terms)
 
     def sync(self) -> Callable[[], None]:
         return self._index.sync()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from msgstore.files import Files
 from msgstore.option_values import Backend
 from msgstore.testing.faults import FailingFiles, RecordingFiles, StoppingFiles, crash_points, stopped
 from msgstore_queues.catalogue import make
-from msgstore_queues.contract import Entry, Message, QueueIndex, QueueIndexContext
+from msgstore_queues.contract import Entry, Message, NewEntries, QueueIndex, QueueIndexContext
 from msgstore_queues.messages import Terms
 from msgstore_queues.testing.history import History
 from msgstore_queues.testing.subjects import Subject
@@ -70,7 +70,7 @@ class _Log:
         known = [*self.live, *(entry.position for entry in entries)]
         acks = self.random.sample(known, self.random.choice([0, len(known) // 3, len(known)]))
         self.calling = entries, acks
-        self.index.write(entries, acks)
+        write(self.index, entries, acks)
         self.apply(entries, acks)
         self.calling = [], []
 
@@ -149,6 +149,12 @@ class _Log:
         again.abandon()
 
 
+def write(index: QueueIndex, entries: Sequence[Entry], acks: Sequence[int]) -> None:
+    """Write entries as a backing queue does: by columns."""
+    names = "position", "is_persistent", "msg_id", "body_size", "expiry_us", "term"
+    index.write(NewEntries(*([getattr(one, name) for one in entries] for name in names)), acks)
+
+
 def read_all(index: QueueIndex, stop: int) -> list[Entry]:
     """Return all entries, segment by segment. Each is read without its message, too."""
     found, start = list[Entry](), 0
@@ -222,12 +228,12 @@ class QueueIndexTests:
             acks = [*log.live][::2]
             files.fail = fail
             try:
-                log.index.write(entries, acks)
+                write(log.index, entries, acks)
             except OSError:
                 more = [log.make_entry(position) for position in range(log.next + 20, log.next + 30)]
                 acks += [entries[3].position]
                 entries = [*entries, *more]
-                log.index.write(entries, acks)
+                write(log.index, entries, acks)
             files.fail = None
             log.next += 30
             log.apply(entries, acks)
@@ -242,8 +248,8 @@ class QueueIndexTests:
         for start in range(0, 40_000, 1000):
             entries = [log.make_entry(position, body_size=0) for position in range(start, start + 1000)]
             written += sum(len(entry.term or b"") for entry in entries)
-            log.index.write(entries, [])
-            log.index.write([], [entry.position for entry in entries])
+            write(log.index, entries, [])
+            write(log.index, [], [entry.position for entry in entries])
         log.index.close()
         left = sum(size for size, _ in Files().list(log.path).values())
         assert left < written / 2, f"{left} of {written} bytes are left"
