@@ -112,9 +112,6 @@ class NewEntries:
     terms: Sequence[bytes | None]
     """Of each message that is embedded in the index the Erlang term; None: the message is in a message store."""
 
-    def __len__(self) -> int:
-        return len(self.positions)
-
     def part(self, start: int, stop: int | None = None) -> NewEntries:
         """Return the messages from the ``start``-th to before the ``stop``-th, counted from 0."""
         return NewEntries(

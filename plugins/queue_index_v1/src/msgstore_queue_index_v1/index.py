@@ -95,17 +95,18 @@ class QueueIndexV1:
     # -- writing ----------------------------------------------------------------------------------------------------------
 
     def write(self, entries: NewEntries, acks: Sequence[int]) -> None:
-        while len(entries) - self._done > CHUNK_ENTRIES:
+        while len(entries.positions) - self._done > CHUNK_ENTRIES:
             self._append(entries.part(self._done, self._done + CHUNK_ENTRIES), ())
             self._done += CHUNK_ENTRIES
-        self._append(entries.part(self._done), acks)
+        self._append(entries.part(self._done) if self._done else entries, acks)
         self._done = 0
 
     def _append(self, entries: NewEntries, acks: Sequence[int]) -> None:
         """Append to the journal, in one write. A long journal is moved to the segments before."""
         if self._journal_entries > JOURNAL_ENTRIES or self._journal_size > JOURNAL_BYTES:
             self._move_journal()
-        if not entries and not acks:
+        positions = entries.positions
+        if not positions and not acks:
             return
         places, parts, at = list[Place](), list[bytes](), self._journal_size
         for position, is_persistent, msg_id, body_size, expiry_us, term in entries.rows():
@@ -115,18 +116,20 @@ class QueueIndexV1:
             places.append((at, at + len(part) - index_v1.JOURNAL_MARK_SIZE))
             parts.append(part)
             at += len(part)
-        data = b"".join((*parts, index_v1.encode_journal_acks(acks)))
+        if acks:
+            parts.append(index_v1.encode_journal_acks(acks))
+        data = b"".join(parts)
         self._files.pwrite(self._opened_journal(), data, self._journal_size)
         self._journal_size += len(data)
-        self._journal_entries += len(entries) + len(acks)
+        self._journal_entries += len(positions) + len(acks)
         self._is_unsynced = self._is_synced
-        for position, place, term in zip(entries.positions, places, entries.terms, strict=True):
+        for position, place, term in zip(positions, places, entries.terms, strict=True):
             segment = self._segment_of(position)
             segment.publishes[position] = place
             segment.live += 1
             segment.may_have_shared |= term is None
-        if entries:
-            self._next = max(self._next, entries.positions[-1] + 1)
+        if positions:
+            self._next = max(self._next, positions[-1] + 1)
         for position in acks:
             segment = self._segments[position // self._size]
             if segment.publishes.pop(position, None) is None:

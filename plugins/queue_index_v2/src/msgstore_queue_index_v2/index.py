@@ -149,9 +149,10 @@ class QueueIndexV2:
     # -- writing ----------------------------------------------------------------------------------------------------------
 
     def write(self, entries: NewEntries, acks: Sequence[int]) -> None:
-        while self._done < len(entries):
-            number = entries.positions[self._done] // self._size
-            stop = bisect_left(entries.positions, (number + 1) * self._size, self._done)
+        new = entries.positions
+        while self._done < len(new):
+            number = new[self._done] // self._size
+            stop = bisect_left(new, (number + 1) * self._size, self._done)
             self._append(self._opened(number), entries.part(self._done, stop))
             self._done = stop
         acks_of = {number: list(group) for number, group in groupby(sorted(acks), key=lambda at: at // self._size)}
@@ -189,7 +190,7 @@ class QueueIndexV2:
             self._files.pwrite(segment.index_fd, b"".join(rows[start:stop]), self._offset(positions[start]))
         if messages:
             segment.stored = begin + len(messages)
-        segment.live += len(entries)
+        segment.live += len(positions)
         segment.is_unsynced = self._is_synced
         self._next = max(self._next, positions[-1] + 1)
 

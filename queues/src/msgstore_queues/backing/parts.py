@@ -6,7 +6,7 @@ import os
 
 import attrs
 
-from msgstore_queues.contract import NO_ENTRIES, Message, NewEntries
+from msgstore_queues.contract import Message, NewEntries
 from msgstore_queues.messages import Terms
 from rabbitmq_files.messages import encode_all_behind
 
@@ -73,11 +73,10 @@ class BodyRun:
         return made
 
     def choose(self, stop: int, most: int) -> NewEntries:
-        """Return entries of the first messages below ``stop`` that the index does not have, and take them for indexed."""
+        """Return entries of the first messages below ``stop`` that the index does not have, and take them for indexed. There
+        is at least one."""
         first = self.indexed
-        stop = min(stop, first + most, self.start + len(self.bodies))
-        if stop <= first:  # also if all bodies are newer than the flush
-            return NO_ENTRIES
+        stop = min(stop, first + most)
         bodies, positions = self.bodies[first - self.start : stop - self.start], range(first, stop)
         ids = [self._prefix + position.to_bytes(8, "big") for position in positions]
         terms = encode_all_behind(self._head, bodies, ids)

@@ -138,13 +138,14 @@ class VariableQueue(FiveParts):
         self._until = self._next
 
     def write(self) -> None:
-        if self._writing:
+        if self._writing is not NO_ENTRIES:
             self._write_chosen()  # what a flush that failed has chosen: the index wants it again, first and alone
-        self._writing = self._choose()
-        if self._writing or self._acks:
+        if self._unwritten:
+            self._writing = self._choose()
+        if self._acks or self._writing is not NO_ENTRIES:
             self._write_chosen()
-        while chosen := self._bodies.choose(self._until, WRITE_TOGETHER):
-            self._writing = chosen
+        while self._bodies.indexed < self._until:
+            self._writing = self._bodies.choose(self._until, WRITE_TOGETHER)
             self._write_chosen()
         self._removable += self._removals
         self._removals = []
@@ -153,7 +154,7 @@ class VariableQueue(FiveParts):
     def _write_chosen(self) -> None:
         entries = self._writing
         self._index.write(entries, self._acks)
-        self.unwritten -= OVERHEAD * len(entries) + sum(compress(entries.body_sizes, entries.terms))
+        self.unwritten -= OVERHEAD * len(entries.positions) + sum(compress(entries.body_sizes, entries.terms))
         self._writing, self._acks = NO_ENTRIES, []
 
     def _choose(self) -> NewEntries:
