@@ -442,17 +442,18 @@ def test_config_check_lists_each_key_of_nested_tables(machine):
     ],
 )
 def test_sinks_claiming_same_destinations_are_refused(machine, members, claimed, destination, monkeypatch):
-    """Whichever comes first; and the line proposes to disable the stranger."""
+    """Unless one is named; and the line proposes to disable the stranger."""
     descriptor = f"SinkDescriptor(name='packs', contract=(1, 0), factory='a:b', {members})"
     machine.install("acme-packs", "1.0", "packs", "msgstore_sinks", descriptor)
     [problem] = msgstore.load_catalogue().problems()
     assert problem.startswith(claimed)
-    assert problem.endswith('disabled = ["acme-packs:packs"].')
+    assert problem.endswith('disabled = ["acme-packs:packs"]. Or name one with --sink.')
     machine.write_store()
     monkeypatch.chdir(machine.path)
-    for more in ([], ["--sink", "packs"]):
-        assert problem in command("convert", machine.store, destination, *more, code=2).stderr
+    assert problem in command("convert", machine.store, destination, code=2).stderr
     assert not (machine.path / "q.jsonl").exists()
+    command("convert", machine.store, "q.jsonl", "--sink", "jsonl")
+    assert (machine.path / "q.jsonl").exists()
 
 
 def test_longest_ending_selects_the_sink(machine):

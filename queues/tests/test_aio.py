@@ -9,7 +9,7 @@ from asyncio import QueueEmpty, QueueFull, sleep
 
 import pytest
 
-from msgstore.contract import StoreClosed, StoreIOError
+from msgstore.contract import ConfigError, StoreClosed, StoreIOError
 from msgstore_queues import aio, vhost
 from msgstore_queues.errors import QueueFailed
 from msgstore_queues.flusher import Flusher
@@ -528,3 +528,18 @@ def test_closed_consumer_ends_its_iteration(tmp_path):
         assert [1 async for _ in consumer] == []
 
     run(tmp_path, test)
+
+
+def test_vhost_of_configuration_file(tmp_path):
+    file = tmp_path / "msgstore.toml"
+    file.write_text('[vhosts.work]\npath = "data"\n[vhosts.work.queues.jobs]\nmax_attempts = 5\n')
+
+    async def main():
+        config = aio.load_config(file)
+        async with config.open("work") as opened:
+            jobs = await opened.queue("jobs")
+            assert jobs.blocking.options.max_attempts == 5
+        with pytest.raises(ConfigError, match=r"no table \[vhosts.works\]"):
+            await config.open("works")
+
+    asyncio.run(main())

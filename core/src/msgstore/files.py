@@ -105,6 +105,16 @@ class Files:
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
+    def allocate(self, fd: int, size: int) -> None:
+        """Let a file have ``size`` bytes, at least as many as now. New ones are zeros, and have their place on the disk, where
+        the system can do that."""
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except (AttributeError, OSError) as error:  # not on macOS, nor in every file system
+            if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            os.ftruncate(fd, size)
+
     def size_and_mtime(self, fd: int) -> tuple[int, int]:
         """Return (bytes, modification time in nanoseconds)."""
         status = os.fstat(fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import shutil
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,11 @@ def short_journal(monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", 3)
 
 
-def opened(path, *, files=None, terms=None, synced=False, size=4):
+def opened(path, *, files=None, terms=None, synced=False, size=4, broker=False):
     context = QueueIndexContext(
-        options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size
-    )
+        options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size,
+        is_for_broker=broker,
+    )  # fmt: skip
     return QueueIndexV1(context)
 
 
@@ -316,11 +318,11 @@ def test_message_that_a_power_failure_has_cut_is_not_there(damage, limit, tmp_pa
     index = opened(tmp_path, synced=True)
     write(index, [real(0), real(1), real(2)], [])
     write(index, [real(3)], [0])
-    synced = (tmp_path / JOURNAL).stat().st_size
+    synced = index._journal_size
     write(index, [real(4)], [3])
     write(index, [real(5), real(6), real(7), real(8)], [])
     index.abandon()
-    data = (tmp_path / JOURNAL).read_bytes()
+    data = (tmp_path / JOURNAL).read_bytes()[: index._journal_size]
     if limit == 2:  # the third call has moved what was before
         synced = 0
     for at in range(synced, len(data), 7):
@@ -504,7 +506,7 @@ def test_entries_in_a_message_that_is_cut_are_not_used(tmp_path):
     inside = b"".join(publish(77 + number, shared(77), journal=True) for number in range(3))
     cut = publish(1, own(1, term=b"\x83h" + inside + bytes(99)), journal=True)[:-90]
     (tmp_path / JOURNAL).write_bytes(whole + cut)
-    index = opened(tmp_path)
+    index = opened(tmp_path, broker=True)
     assert all_positions(index, 80) == [0]
     index.abandon()
 
@@ -548,3 +550,75 @@ def test_empty_queue_writes_nothing(tmp_path):
     index.sync()()
     opened(tmp_path, files=files, terms=index.close(), synced=True).abandon()
     assert files.changes() == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_write_over_zeros_of_which_a_power_failure_leaves_any_sectors(seed, tmp_path):
+    """All that was synced is there; of the last write each message and acknowledgement is, or is not."""
+    chance, path, log = random.Random(seed), tmp_path / "queue", tmp_path / "queue" / JOURNAL
+    path.mkdir()
+    index, live, acked, position = opened(path, synced=True, size=1000), {}, set(), 0
+    for _ in range(chance.randrange(2, 12)):
+        before, live_before, acked_before = log.read_bytes() if log.exists() else b"", dict(live), set(acked)
+        new = [
+            own(at, term=chance.randbytes(chance.choice([30, 250, 1500]))) if chance.random() < 0.8 else shared(at)
+            for at in range(position, position + chance.randrange(3))
+        ]
+        acks = chance.sample(sorted(live), min(len(live), chance.randrange(3)))
+        write(index, new, acks)
+        index.sync()()
+        position += len(new)
+        live |= {entry.position: entry for entry in new}
+        for at in acks:
+            del live[at]
+        acked |= set(acks)
+    index.abandon()
+    after = log.read_bytes()
+    size = max(len(before), len(after))
+    sectors = [at for at in range(0, size, 512) if before.ljust(size, b"\0")[at : at + 512] != after[at : at + 512]]
+    for number in range(2 ** len(sectors)) if len(before) == len(after) and len(sectors) < 7 else ():
+        content = bytearray(before)
+        for bit, at in enumerate(sectors):
+            if number >> bit & 1:
+                content[at : at + 512] = after[at : at + 512]
+        found_in = tmp_path / str(number)
+        shutil.copytree(path, found_in)
+        (found_in / JOURNAL).write_bytes(content)
+        again = opened(found_in, synced=True, size=1000)
+        found = {entry.position: entry for entry in again.read(0, 1000)}
+        again.abandon()
+        assert live_before.keys() - acked <= found.keys()
+        assert found.keys() <= (live_before | live).keys() - acked_before
+        for at, entry in found.items():
+            written = (live_before | live)[at]
+            assert attrs.evolve(entry, msg_id=written.msg_id) == written
+
+
+def test_bytes_of_a_write_that_failed_are_cut(tmp_path):
+    """Otherwise, a power failure might leave a part of them in the next write."""
+    files = FailingFiles()
+    index = opened(tmp_path, files=files, synced=True)
+    write(index, [own(0)], [])
+    end, files.fail = index._journal_size, 0
+    with pytest.raises(OSError, match="Input/output"):
+        write(index, [own(1)], [])
+    write(index, [own(1)], [])
+    index.abandon()
+    assert [name for name, path, _ in files.operations if path == JOURNAL][-2:] == ["allocate", "pwrite"]
+    assert ("truncate", JOURNAL, end) in files.operations
+    assert positions(opened(tmp_path)) == [0, 1]
+
+
+def test_journal_for_a_broker_has_no_checksums_and_no_zeros(tmp_path):
+    names = {}
+    for broker in (True, False):
+        path = tmp_path / str(broker)
+        path.mkdir()
+        index = opened(path, synced=True, broker=broker)
+        write(index, [own(0)], [])
+        index.abandon()
+        names[broker] = (path / JOURNAL).read_bytes()
+    plain = index_v1.encode_journal_message(0, ID, 10, TERM, 0, is_persistent=True)
+    assert names[True] == plain
+    assert names[False].startswith(plain[:-8])
+    assert set(names[False][len(plain) :]) == {0}

@@ -20,32 +20,50 @@ and the thread of the vhost flushes them. The errors are those of asyncio: Queue
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
 from typing import Any
 
-from msgstore_queues import vhost
+from msgstore_queues import config, vhost
 from msgstore_queues.aio_queue import Consumer, Queue
 from msgstore_queues.errors import VHostDown
 from msgstore_queues.stdlib import QueueShutDown
 from msgstore_queues.waiters import in_thread
 
-__all__ = ["Consumer", "Queue", "QueueShutDown", "VHost", "open_vhost"]
+__all__ = ["Config", "Consumer", "Opening", "Queue", "QueueShutDown", "VHost", "load_config", "open_vhost"]
 
 
 def open_vhost(path: str | Path, name: str = "/", **options: Any) -> Opening:
     """Open a vhost as :func:`msgstore_queues.open_vhost` does: ``async with open_vhost(...) as vhost``, which closes it at the
     end, or ``vhost = await open_vhost(...)``."""
-    return Opening(path, name, options)
+    return Opening(lambda: vhost.open_vhost(path, name, **options))
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a configuration file, as :func:`msgstore_queues.load_config` does."""
+    return Config(config.load_config(path))
+
+
+class Config:
+    """The vhosts of a configuration file."""
+
+    def __init__(self, blocking: config.Config) -> None:
+        self.blocking = blocking
+        """The configuration of the blocking API."""
+
+    def open(self, name: str, *, progress: config.Progress | None = None) -> Opening:
+        """Open the vhost of a table ``[vhosts.NAME]``, as :func:`open_vhost`. ``progress``: called on another thread. See
+        :meth:`msgstore_queues.Config.open`."""
+        return Opening(lambda: self.blocking.open(name, progress=progress))
 
 
 class Opening:
-    """The result of :func:`open_vhost`. Nothing happens before it is awaited or entered."""
+    """A vhost to come. Nothing happens before it is awaited or entered."""
 
-    def __init__(self, path: str | Path, name: str, options: Mapping[str, Any]) -> None:
-        self._path, self._name, self._options = path, name, options
+    def __init__(self, blocking: Callable[[], vhost.VHost]) -> None:
+        self._blocking = blocking
         self._vhost: VHost | None = None
 
     def __await__(self) -> Generator[Any, None, VHost]:
@@ -54,7 +72,7 @@ class Opening:
     async def _open(self) -> VHost:
         opened: list[vhost.VHost] = []
         try:
-            await in_thread(lambda: opened.append(vhost.open_vhost(self._path, self._name, **self._options)))
+            await in_thread(lambda: opened.append(self._blocking()))
         except BaseException:
             for one in opened:  # the call was cancelled, and has opened the vhost nevertheless
                 await in_thread(one.close)

@@ -197,6 +197,8 @@ class QueueIndexContext:
     """True if ``sync`` is called after each write."""
     segment_entries: int | None = None
     """Positions of a segment. None: the number of the index."""
+    is_for_broker: bool = False
+    """True if RabbitMQ may read the files: they have only what it knows."""
 
 
 @attrs.frozen(kw_only=True)

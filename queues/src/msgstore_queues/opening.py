@@ -73,6 +73,7 @@ class Opener:
             context = QueueIndexContext(
                 options=values, directory=path, files=self.files, terms=terms, is_synced=self.options.durability != "os",
                 segment_entries=directories.segment_entries(self.files, self.directory) if found.index == "v1" else None,
+                is_for_broker=self.options.layout != "own",
             )  # fmt: skip
             index: QueueIndex = factory(context)
             return index

@@ -94,8 +94,13 @@ class Catalogue(Loaded):
         return self._resolve(SourceDescriptor, "source", name)
 
     def sink(self, name: str) -> SinkDescriptor:
-        """Return a sink of messages. Also raises PluginError if another sink claims its endings or schemes."""
-        return self._only_claimant(self._resolve(SinkDescriptor, "sink", name), "sink")
+        """Return a sink of messages."""
+        return self._resolve(SinkDescriptor, "sink", name)
+
+    def claimed_sink(self, name: str) -> SinkDescriptor:
+        """As ``sink``, for one that the name of a destination has selected: also raises PluginError if another sink claims
+        its endings or schemes."""
+        return self._only_claimant(self.sink(name), "sink")
 
     def job_runner(self, name: str) -> JobRunnerDescriptor:
         """Return a job runner."""
@@ -304,10 +309,11 @@ class Catalogue(Loaded):
         providers = [found.provider for found, _ in claims]
         ours = ("msgstore", *KNOWN_DISTRIBUTIONS.values())
         third_party = [one for one in providers if one.distribution not in ours]
+        choice = " Or name one with --sink." if kind == "sink" else ""
         claimed = f"{'files' if claim[0] == '*' else 'URLs'} {' and '.join(sorted({claimed for _, claimed in claims}))}"
         raise PluginError(
             f"{claimed} are claimed by {len(claims)} {NOUNS[kind]}s: {listed}. Keep one: 'pip uninstall' the others' "
-            f"distributions, or {_disable((third_party or providers)[0])}."
+            f"distributions, or {_disable((third_party or providers)[0])}.{choice}"
         )
 
     def _missing(self, kind: str, name: str, of_format: str | None) -> PluginError:

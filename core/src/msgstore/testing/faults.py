@@ -22,7 +22,7 @@ from typing import Any
 from msgstore.files import Files
 
 CHANGES = (
-    "create", "create_directory", "pwrite", "sync", "sync_directory", "truncate", "set_mtime",
+    "create", "create_directory", "pwrite", "sync", "sync_directory", "allocate", "truncate", "set_mtime",
     "unlink", "remove_tree", "replace",
 )  # fmt: skip
 OPENINGS = ("open_read", "open_write", "read_file")
@@ -64,7 +64,7 @@ class RecordingFiles(UnsyncedFiles):
     def _run(self, name: str, *args: Any) -> Any:
         operation = getattr(super(), name)
         target = args[-1] if name == "replace" else args[0]
-        size = len(args[1]) if name in ("pwrite", "overwrite") else args[1] if name in ("pread", "truncate") else 0
+        size = len(args[1]) if name in ("pwrite", "overwrite") else args[1] if name in ("pread", "truncate", "allocate") else 0
         self._note(name, target if isinstance(target, Path) else self._paths.get(target), size)
         result = operation(*args)
         if name in ("create", "open_read", "open_write"):
@@ -81,7 +81,8 @@ for _name in (*CHANGES, *OPENINGS, "pread", "overwrite"):
 
 
 class StoppingFiles(RecordingFiles):
-    """Ends the process at the ``stop``-th change, before it; for a write, after its first ``torn`` bytes if that is given.
+    """Ends the process at the ``stop``-th change, before it; for a write, at the end of a sector of its file: of ``torn`` bytes
+    from the begin of the sector in which the write begins, if that is given.
 
     Once stopped, every change raises: no clean-up runs in a process that is gone.
     """
@@ -102,7 +103,7 @@ class StoppingFiles(RecordingFiles):
 
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         if self._left == 0 and not self.stopped and self._torn:
-            Files.pwrite(self, fd, memoryview(data)[: self._torn], offset)
+            Files.pwrite(self, fd, memoryview(data)[: max(self._torn - offset % SECTOR, 0)], offset)
         self._run("pwrite", fd, data, offset)
 
 
@@ -191,8 +192,8 @@ def fail_syncs() -> bool:
 
 
 def crash_points(whole: RecordingFiles) -> list[tuple[int, int]]:
-    """(stop, torn) for :class:`StoppingFiles`: before each change that a whole run made, and inside each write, at every end of
-    a sector."""
+    """(stop, torn) for :class:`StoppingFiles`: before each change that a whole run made, and inside each write, at the end of
+    each sector."""
     changes = enumerate(whole.changes())
     return [
         (stop, torn) for stop, (name, _, size) in changes for torn in (0, *range(SECTOR, size * (name == "pwrite"), SECTOR))

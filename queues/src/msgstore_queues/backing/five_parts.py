@@ -54,15 +54,16 @@ class FiveParts:
         self._q1, self._q2, self._q3, self._q4 = deque[Held](), deque[Held](), deque[Held](), deque[Held]()
         self._delta = Delta(found.first_position, found.next_position, found.count)
         self._unacked: dict[int, Held] = {}
-        self._next = max(found.next_position, terms.get("next", 0))
-        self._next_delivered = terms.get("next_delivered", 0) if terms else self._next
+        first = max(found.next_position, terms.get("next", 0))
+        self._bodies = BodyRun(first, context.name, self._terms)
+        self._next_delivered = terms.get("next_delivered", 0) if terms else first
         """Messages below this position may have been delivered. After a crash nobody knows."""
         self._body_bytes = found.body_bytes if found.body_bytes is not None else terms.get("body_bytes", 0)
+        """Of the ready messages, but for those of ``_bodies``."""
         self._unwritten: dict[int, Held] = {}
         """Messages that the next flush writes into the index."""
         self.unwritten = 0
         """About the bytes that a flush would write."""
-        self._bodies = BodyRun(self._next, context.name, self._terms)
         self.bodies_below = context.embed_below - len(NO_PROPERTIES) if context.is_durable else 0
         self._until = 0
         """The flush under way writes positions below this one."""
@@ -84,7 +85,7 @@ class FiveParts:
 
     @property
     def body_bytes(self) -> int:
-        return self._body_bytes
+        return self._body_bytes + sum(map(len, self._bodies.bodies))
 
     def info(self) -> Mapping[str, object]:
         q1 = len(self._q1) + len(self._bodies.bodies)
@@ -167,12 +168,12 @@ class FiveParts:
             self._delta = Delta(start, start, 0)
         self._delta.stop = start + count
         self._delta.count += count
-        self._bodies.drop(count)
+        self._body_bytes += self._bodies.drop(count)
 
     def _unpack(self, count: int) -> None:
         """Make the first bodies messages, at the end of q1 or, if they are the next ones, q4."""
         held = self._bodies.held(0, count)
-        self._bodies.drop(len(held))
+        self._body_bytes += self._bodies.drop(len(held))
         self._unwritten |= {one.position: one for one in held if not one.is_indexed}
         (self._q1 if self._q3 else self._q4).extend(held)
 

@@ -53,15 +53,22 @@ class BodyRun:
         self._prefix = os.urandom(8)
         self._head = terms.head(Message(b"", b"", True, 0, b"", self._routing_keys))
 
+    @property
+    def next(self) -> int:
+        """The position of the next message."""
+        return self.start + len(self.bodies)
+
     def begin_at(self, position: int) -> None:
         """The next message has this position, and there is none now."""
         self.start = self.indexed = position
 
-    def drop(self, count: int) -> None:
-        """Forget the first bodies."""
+    def drop(self, count: int) -> int:
+        """Forget the first bodies. Return their bytes."""
+        size = sum(map(len, self.bodies[:count]))
         del self.bodies[:count]
         self.start += count
         self.indexed = max(self.indexed, self.start)
+        return size
 
     def held(self, first: int = 0, stop: int | None = None) -> list[Held]:
         """Return messages by their numbers, counted from 0."""

@@ -35,8 +35,6 @@ class VariableQueue(FiveParts):
 
     def publish_body(self, body: bytes) -> None:
         self._bodies.bodies.append(body)
-        self._next += 1
-        self._body_bytes += len(body)
         self.unwritten += OVERHEAD + len(body)
 
     def publish_delivered(self, message: Message) -> Delivery:
@@ -49,7 +47,7 @@ class VariableQueue(FiveParts):
         """Give a message a position. A persistent one waits for the next flush."""
         if self._bodies.bodies:
             self._unpack(len(self._bodies.bodies))
-        position, size = self._next, len(message.body)
+        position, size = self._bodies.next, len(message.body)
         is_persistent = message.is_persistent and self._is_durable
         is_shared = size + len(message.raw_properties) >= self._embed_below
         held = Held(position, is_persistent, message.msg_id, size, message.expiry_us, is_shared, message)
@@ -59,8 +57,7 @@ class VariableQueue(FiveParts):
             else:  # as _note_unwritten does, for most messages
                 self._unwritten[position] = held
                 self.unwritten += OVERHEAD + size
-        self._next = position + 1
-        self._bodies.begin_at(self._next)
+        self._bodies.begin_at(position + 1)
         return held
 
     def fetch(self) -> Delivery | None:
@@ -135,7 +132,7 @@ class VariableQueue(FiveParts):
         return self._index.shared()
 
     def begin_flush(self) -> None:
-        self._until = self._next
+        self._until = self._bodies.next
 
     def write(self) -> None:
         if self._writing is not NO_ENTRIES:
@@ -192,8 +189,8 @@ class VariableQueue(FiveParts):
         unacked = sum(held.body_size for held in self._unacked.values())
         transient = sum(held.body_size for held in (*self._q1, *self._q4, *self._unacked.values()) if not held.is_indexed)
         return {
-            "next": self._next, "next_delivered": self._next_delivered,
-            "body_bytes": self._body_bytes + unacked - transient,
+            "next": self._bodies.next, "next_delivered": self._next_delivered,
+            "body_bytes": self.body_bytes + unacked - transient,
             "index": None if self._has_transient_entries else terms,
         }  # fmt: skip
 

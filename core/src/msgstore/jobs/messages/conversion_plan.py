@@ -96,6 +96,7 @@ def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -
     of_scheme = [sink.name for sink in sinks if separator and scheme in sink.schemes]
     longest_first = sorted(endings, key=len, reverse=True)  # *.acme.jsonl is not *.jsonl
     for name in (*of_scheme, *(endings[one] for one in longest_first if destination.rstrip("/").endswith(one))):
+        catalogue.claimed_sink(name)
         return attrs.evolve(given, name=name) if given is not None else Backend(name)
     listed = ", ".join(f"*{ending} ({name})" for ending, name in sorted(endings.items()))
     names = ", ".join(catalogue.names("sink"))
