@@ -490,6 +490,18 @@ def test_plugins_check_finds_option_of_another_type(machine, option, problem):
     assert found[0].endswith(problem)
 
 
+def test_plugins_check_takes_defaults_that_no_file_can_have(machine):
+    head = (
+        "import attrs, math\nfrom msgstore.option_values import Duration\n@attrs.frozen\nclass Limit:\n    most: int = 3\n"
+        "@attrs.frozen\nclass Options:\n    age: Duration = math.inf\n    limits: tuple[Limit, ...] = (Limit(),)\n"
+        "def codec(options): pass\n"
+    )
+    descriptor = "BodyCodecDescriptor(name='packs', contract=(1, 0), factory='acme_packs_plugin:codec', options=Options)"
+    machine.install("acme-packs", "1.0", "packs", "msgstore_body_codecs", descriptor, head=head)
+    found = [row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem"]
+    assert not [message for message in found if "default" in message]
+
+
 @pytest.mark.parametrize("verb", ["detect", "queues", "messages", "convert"])
 def test_unrecognised_path_names_what_failed_to_load(machine, verb):
     """The plugin that reads or writes it may be that one."""

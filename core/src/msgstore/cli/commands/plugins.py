@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -132,10 +133,17 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
 
 
 def _defaults(kind: type[attrs.AttrsInstance]) -> dict[str, object]:
-    """Return the defaults of options, except those that are factories or tables."""
-    made = [field.name for field in attrs.fields(kind) if isinstance(field.default, attrs.Factory)]  # type: ignore[arg-type]
-    defaults = {field.name: field.default for field in attrs.fields(kind) if field.name not in made}
-    return {name: value for name, value in defaults.items() if value is not attrs.NOTHING and not attrs.has(type(value))}
+    """Return the defaults of options that can be checked as values of a configuration file."""
+    return {field.name: field.default for field in attrs.fields(kind) if _can_be_checked(field.default)}
+
+
+def _can_be_checked(default: object) -> bool:
+    """Return False for a factory, a table, and a time without end, which no file has."""
+    if isinstance(default, list | tuple):
+        return all(map(_can_be_checked, default))
+    if isinstance(default, attrs.Factory) or default is attrs.NOTHING or attrs.has(type(default)):  # type: ignore[arg-type]
+        return False
+    return not isinstance(default, float) or math.isfinite(default)
 
 
 def _make_at_path(catalogue: Catalogue, descriptor: SourceDescriptor | SinkDescriptor, given: Any) -> None:
