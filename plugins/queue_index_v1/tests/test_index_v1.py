@@ -594,6 +594,22 @@ def test_write_over_zeros_of_which_a_power_failure_leaves_any_sectors(seed, tmp_
             assert attrs.evolve(entry, msg_id=written.msg_id) == written
 
 
+@pytest.mark.parametrize("room", range(1, 9))
+def test_acknowledgement_in_two_sectors_is_not_written_over_zeros(room, tmp_path):
+    """With its first part alone, that of position 1 would be one of position 0."""
+    index = opened(tmp_path, synced=True)
+    write(index, [own(0)], [])
+    head = len(index_v1.encode_journal_message(1, ID, 10, b"", 0, is_persistent=True))
+    write(index, [own(1, term=bytes(1024 - room - index._journal_size - head))], [])
+    assert index._journal_size == 1024 - room
+    write(index, [], [1])
+    index.abandon()
+    is_appended = (tmp_path / JOURNAL).stat().st_size == index._journal_size
+    assert is_appended == (room < 8)
+    again = opened(tmp_path)
+    assert positions(again) == [0]
+
+
 def test_bytes_of_a_write_that_failed_are_cut(tmp_path):
     """Otherwise, a power failure might leave a part of them in the next write."""
     files = FailingFiles()
