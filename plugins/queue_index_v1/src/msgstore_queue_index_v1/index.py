@@ -32,7 +32,7 @@ JOURNAL_ENTRIES, JOURNAL_BYTES = 32768, 2**24
 """The journal is moved to the segments when it has more."""
 CHUNK_ENTRIES = 1024
 """Entries that are written together."""
-_ALLOCATED = 2**18
+_ALLOCATED = 2**16
 """Zeros that are put behind the journal, and the largest write into them."""
 SECTOR = 512
 """Bytes that a disk writes as one, at least."""
