@@ -81,8 +81,7 @@ for _name in (*CHANGES, *OPENINGS, "pread", "overwrite"):
 
 
 class StoppingFiles(RecordingFiles):
-    """Ends the process at the ``stop``-th change, before it; for a write, at the end of a sector of its file: of ``torn`` bytes
-    from the begin of the sector in which the write begins, if that is given.
+    """Ends the process at the ``stop``-th change, before it; for a write, after its first ``torn`` bytes if that is given.
 
     Once stopped, every change raises: no clean-up runs in a process that is gone.
     """
@@ -103,7 +102,7 @@ class StoppingFiles(RecordingFiles):
 
     def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         if self._left == 0 and not self.stopped and self._torn:
-            Files.pwrite(self, fd, memoryview(data)[: max(self._torn - offset % SECTOR, 0)], offset)
+            Files.pwrite(self, fd, memoryview(data)[: self._torn], offset)
         self._run("pwrite", fd, data, offset)
 
 
@@ -192,8 +191,8 @@ def fail_syncs() -> bool:
 
 
 def crash_points(whole: RecordingFiles) -> list[tuple[int, int]]:
-    """(stop, torn) for :class:`StoppingFiles`: before each change that a whole run made, and inside each write, at the end of
-    each sector."""
+    """(stop, torn) for :class:`StoppingFiles`: before each change that a whole run made, and inside each write, at every end of
+    a sector."""
     changes = enumerate(whole.changes())
     return [
         (stop, torn) for stop, (name, _, size) in changes for torn in (0, *range(SECTOR, size * (name == "pwrite"), SECTOR))

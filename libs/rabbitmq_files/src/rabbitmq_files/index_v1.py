@@ -10,7 +10,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import itemgetter
 from struct import Struct, pack
 from typing import NamedTuple
 
@@ -34,7 +33,10 @@ SEGMENT_PUBLISH, JOURNAL_PUBLISH = Struct(">H16sQII"), Struct(">Q16sQII")
 """A publish without its message: number with flags, id, expiry, size of the body, size of the message or 0."""
 JOURNAL_MARK_SIZE = 8
 _CHECKED = 2 << 62 | 1 << 61
-"""Mark "delivered" of a journal with a checksum, CRC-32 of the publish before it, in place of a number. Numbers are smaller."""
+"""Mark "delivered" with a checksum in place of a number: CRC-32 of what is between it and the mark before. Only msgstore writes
+it. Numbers are smaller."""
+CHECKED_JOURNAL = (_CHECKED | 1 << 32 | int.from_bytes(b"msgs", "big")).to_bytes(8, "big")
+"""The first bytes of a journal whose entries have such marks. A crash may have left any part of what follows the last one."""
 PERSISTENT_IN_SEGMENT, TRANSIENT_IN_JOURNAL = 1 << 14, 1 << 62
 """Flags of a publish beside its number."""
 _SEGMENT_CHECKED, _JOURNAL_CHECKED = Struct(">H16xH10xI"), Struct(">24xH10xI")
@@ -110,9 +112,44 @@ def read_segment(data: Buffer) -> IndexFile:
 
 def read_journal(data: Buffer) -> IndexFile:
     """Read ``journal.jif``, up to the zeros after an unclean stop. After damage, reading goes on at the next publish that is
-    surely one."""
+    surely one. If the journal has checksums, it ends before the first one that is wrong."""
     found = IndexFile()
-    return _read(found, data, lambda at: _read_journal(data, at, found), _JOURNAL_PUBLISH, 8)
+    part = _checked_part(data)
+    _read(found, part, lambda at: _read_journal(part, at, found), _JOURNAL_PUBLISH, 8)
+    found.damage += _unchecked(data, len(part))
+    return found
+
+
+def is_checked(journal: Buffer) -> bool:
+    """Return True if the journal has checksums."""
+    return journal[: len(CHECKED_JOURNAL)] == CHECKED_JOURNAL
+
+
+def _checked_part(journal: Buffer) -> Buffer:
+    """Return a journal up to the last checksum before one that is wrong. One without checksums is returned as it is."""
+    if not is_checked(journal):
+        return journal
+    end = at = len(CHECKED_JOURNAL)
+    while at + JOURNAL_MARK_SIZE <= len(journal):
+        kind = journal[at] >> 6
+        if kind == 2:
+            if journal[at : at + JOURNAL_MARK_SIZE] != _JOURNAL_HEAD.pack(_CHECKED | zlib.crc32(journal[end:at])):
+                break
+            end = at + JOURNAL_MARK_SIZE
+        elif kind < 2:
+            if at != end or at + JOURNAL_PUBLISH.size > len(journal):
+                break
+            at += JOURNAL_PUBLISH.size + JOURNAL_PUBLISH.unpack_from(journal, at)[4]
+            continue
+        at += JOURNAL_MARK_SIZE
+    return journal[:end]
+
+
+def _unchecked(journal: Buffer, end: int) -> list[tuple[int, int, str]]:
+    """Return as damage what follows ``end``, unless it is zeros."""
+    if not journal[end : end + _CHECKED_REST].strip(b"\0"):
+        return []
+    return [(end, len(journal) - end, "not written whole, as by a power failure")]
 
 
 def _read(found: IndexFile, data: Buffer, read_from: Callable[[int], int], shape: re.Pattern[bytes], head: int) -> IndexFile:
@@ -254,6 +291,7 @@ def find_in_segment(data: Buffer) -> Places:
 
 def find_in_journal(data: Buffer) -> Places:
     """Find the entries of ``journal.jif``, as :func:`read_journal`, without reading them."""
+    journal, data = data, _checked_part(data)
     publishes, acknowledged = dict[int, tuple[int, int]](), set[int]()
     unpack, at, size = _JOURNAL_HEAD.unpack_from, 0, len(data)
     while at + 8 <= size:
@@ -272,9 +310,9 @@ def find_in_journal(data: Buffer) -> Places:
             break
         publishes.setdefault(number, (at, end))
         at = end
-    if at == size or (at and not any(data[at:])):
-        return Places(publishes, set(), acknowledged, at)
-    return _places(read_journal(data))
+    if at == size:
+        return Places(publishes, set(), acknowledged, at, _unchecked(journal, size))
+    return _places(read_journal(journal))
 
 
 def _places(found: IndexFile) -> Places:
@@ -311,26 +349,17 @@ def encode_journal_message(
     number: int, msg_id: bytes, body_size: int, term: bytes, expiry_us: int, *, is_persistent: bool, is_checked: bool = False
 ) -> bytes:
     """Encode the publish of a journal and its mark "delivered", in one step: for those who write many. ``is_checked``: the
-    mark has a checksum of the publish instead of its number, which only msgstore reads: see :func:`first_cut`."""
+    mark has a checksum of the publish instead of its number."""
     head = number if is_persistent else number | TRANSIENT_IN_JOURNAL
     publish = JOURNAL_PUBLISH.pack(head, msg_id, expiry_us, body_size, len(term)) + term
     return publish + _JOURNAL_HEAD.pack(_CHECKED | zlib.crc32(publish) if is_checked else 2 << 62 | number)
 
 
-def first_cut(journal: bytes, found: Places) -> int | None:
-    """Return the offset of the first publish that has neither its mark "delivered" behind it nor a checked mark that is right:
-    it was not written whole. None if there is none. ``found``: from :func:`find_in_journal`."""
-    for number, (begin, end) in sorted(found.publishes.items(), key=itemgetter(1)):
-        mark = int.from_bytes(journal[end : end + JOURNAL_MARK_SIZE], "big")
-        if mark not in (2 << 62 | number, _CHECKED | zlib.crc32(journal[begin:end])):
-            return begin
-    return None
-
-
-def encode_journal_acks(numbers: Iterable[int]) -> bytes:
-    """Encode marks "acknowledged" of a journal."""
+def encode_journal_acks(numbers: Iterable[int], *, is_checked: bool = False) -> bytes:
+    """Encode marks "acknowledged" of a journal. ``is_checked``: with a mark that has their checksum behind them."""
     marks = [3 << 62 | number for number in numbers]
-    return pack(f">{len(marks)}Q", *marks)
+    data = pack(f">{len(marks)}Q", *marks)
+    return data + _JOURNAL_HEAD.pack(_CHECKED | zlib.crc32(data)) if is_checked else data
 
 
 def move_to_segment(journal: bytes, begin: int, end: int, number: int) -> bytes:

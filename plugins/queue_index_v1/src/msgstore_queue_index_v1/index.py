@@ -6,8 +6,9 @@ is synced, and then the journal is truncated to nothing. A crash in between leav
 each has a number.
 
 Each publish is followed by the mark "delivered", whether it was delivered or not. RabbitMQ 3.10 does so, too, and fails at an
-acknowledgement of a message without that mark. Unless RabbitMQ may read the journal, and if it is synced, the mark has a
-checksum instead of the position: then a journal may be written over zeros, for which a sync takes less.
+acknowledgement of a message without that mark. Unless RabbitMQ may read the journal, the mark has a checksum instead of the
+position, and acknowledgements are followed by one, too. So a journal that is synced is written over zeros, for which a sync
+takes less: a power failure may leave any part of what was not synced, and the checksums show what is not whole.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ JOURNAL_ENTRIES, JOURNAL_BYTES = 32768, 2**24
 CHUNK_ENTRIES = 1024
 """Entries that are written together."""
 _ALLOCATED = 2**16
-"""Zeros that are put behind the journal, and the largest write into them."""
-SECTOR = 512
-"""Bytes that a disk writes as one, at least."""
+"""Zeros that are put behind a synced journal."""
 _MAX_SCANNED = 2
 """Segments of which the places of all messages are in memory."""
 
@@ -60,9 +59,8 @@ class QueueIndexV1:
         """Bytes of the journal, if more than ``_journal_size``: zeros follow."""
         self._is_cut = False
         """True if a write has failed, of which something may be behind ``_journal_size``."""
-        self._is_for_broker = context.is_for_broker
-        self._is_checked = context.is_synced and not context.is_for_broker
-        """The marks have checksums."""
+        self._is_checked = not context.is_for_broker
+        """The journal has checksums."""
         self._is_unsynced = False
         """True if the journal must be synced."""
         self._has_new_names = False
@@ -86,7 +84,7 @@ class QueueIndexV1:
         self._has_new_names = bool(recovery.segment_files(names)) or JOURNAL in names  # perhaps never synced
         journal, places = b"", index_v1.find_in_journal(b"")
         if JOURNAL in names:
-            journal, places = recovery.read_journal(self._files, self._path(JOURNAL), is_checked=not self._is_for_broker)
+            journal, places = recovery.read_journal(self._files, self._path(JOURNAL))
         self._allocated, journal = len(journal), journal[: places.end]
         self._journal_size = len(journal)
         self._journal_entries = len(places.publishes) + len(places.acknowledged)
@@ -95,7 +93,8 @@ class QueueIndexV1:
             assert terms is not None
             self._segments, self._next = segments, terms["next_seq_id"]
             count, body_bytes = sum(segment.live for segment in segments.values()), None
-            if not count:  # free the space
+            is_other = bool(journal) and index_v1.is_checked(journal) != self._is_checked
+            if not count or is_other:  # free the space, and begin a journal for, or not for, a broker
                 self._move(journal)
         else:
             files = recovery.segment_files(names)
@@ -121,6 +120,8 @@ class QueueIndexV1:
         positions = entries.positions
         if not positions and not acks:
             return
+        if self._is_checked and not self._journal_size:
+            self._write_journal(index_v1.CHECKED_JOURNAL)
         places, parts, at = list[Place](), list[bytes](), self._journal_size
         for position, is_persistent, msg_id, body_size, expiry_us, term in entries.rows():
             part = index_v1.encode_journal_message(
@@ -130,13 +131,10 @@ class QueueIndexV1:
             parts.append(part)
             at += len(part)
         if acks:
-            parts.append(index_v1.encode_journal_acks(acks))
+            parts.append(index_v1.encode_journal_acks(acks, is_checked=self._is_checked))
         data = b"".join(parts)
-        self._make_room(at, at + len(acks) * index_v1.JOURNAL_MARK_SIZE)
-        self._is_cut = True
-        self._files.pwrite(self._opened_journal(), data, self._journal_size)
-        self._is_cut = False
-        self._journal_size += len(data)
+        self._make_room(self._journal_size + len(data))
+        self._write_journal(data)
         self._journal_entries += len(positions) + len(acks)
         self._is_unsynced = self._is_synced
         for position, place, term in zip(positions, places, entries.terms, strict=True):
@@ -152,19 +150,27 @@ class QueueIndexV1:
                 segment.acks.add(position)
             segment.live -= 1
 
-    def _make_room(self, acks: int, end: int) -> None:
-        """Prepare a write up to offset ``end``, whose acknowledgements begin at ``acks``. If zeros are there already, a sync
-        need not wait until the file system has noted another size. A power failure may then leave any sectors of the write.
-        The checksums show what is missing, unless it is a part of an acknowledgement."""
-        begin = self._journal_size
-        has_cut_ack = bool(acks % index_v1.JOURNAL_MARK_SIZE) and acks // SECTOR != (end - 1) // SECTOR and acks < end
-        may_overwrite = self._is_checked and not has_cut_ack and end - begin <= _ALLOCATED
-        if self._is_cut or (not may_overwrite and self._allocated > begin):
-            self._files.truncate(self._opened_journal(), begin)
+    def _write_journal(self, data: bytes) -> None:
+        self._is_cut = True
+        self._files.pwrite(self._opened_journal(), data, self._journal_size)
+        self._is_cut = False
+        self._journal_size += len(data)
+
+    def _make_room(self, end: int) -> None:
+        """Prepare a write up to offset ``end``: with zeros there, a sync need not wait until the file system has noted another
+        size. If there is no place for zeros, the write appends."""
+        fd, begin = self._opened_journal(), self._journal_size
+        if self._is_cut:
+            self._files.truncate(fd, begin)
             self._allocated, self._is_cut = begin, False
-        if may_overwrite and end > self._allocated:
-            self._files.allocate(self._opened_journal(), end + _ALLOCATED)
-            self._allocated = end + _ALLOCATED
+        if self._is_synced and self._is_checked and end > self._allocated:
+            self._is_cut = True
+            try:
+                self._files.allocate(fd, end + _ALLOCATED)
+                self._allocated = end + _ALLOCATED
+            except OSError:
+                self._files.truncate(fd, begin)
+            self._is_cut = False
 
     def _segment_of(self, position: int) -> Segment:
         number = position // self._size

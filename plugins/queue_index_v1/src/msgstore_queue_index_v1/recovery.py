@@ -119,16 +119,11 @@ def _count(segment: Segment, found: Places, data: bytes, journal: Places, new: M
     return body_bytes
 
 
-def read_journal(files: Files, path: Path, *, is_checked: bool) -> tuple[bytes, Places]:
+def read_journal(files: Files, path: Path) -> tuple[bytes, Places]:
     """Return the content of the journal, and its entries up to the first damage: what follows was written after the last sync,
-    and not confirmed. ``is_checked``: publishes have marks, so one without is damage."""
+    and not confirmed."""
     data = files.read_file(path)
-    if is_checked and not any(data):  # also if zeros were put there, and nothing over them yet
-        return data, Places({}, set(), set(), 0)
     found = index_v1.find_in_journal(data)
-    cut = index_v1.first_cut(data, found) if is_checked else None
-    if cut is not None and (not found.damage or cut < found.damage[0][0]):
-        found.damage.insert(0, (cut, len(data) - cut, "not written whole"))
     _report(path, found)
     return data, before_damage(files, path, data, found, index_v1.find_in_journal)
 
