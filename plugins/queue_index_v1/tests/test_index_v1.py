@@ -610,6 +610,16 @@ def test_bytes_of_a_write_that_failed_are_cut(tmp_path):
     assert positions(opened(tmp_path)) == [0, 1]
 
 
+def test_what_a_power_failure_has_left_is_not_under_the_next_journal(tmp_path):
+    index = opened(tmp_path)
+    write(index, [own(0), own(1)], [])
+    index.abandon()
+    content = (tmp_path / JOURNAL).read_bytes()
+    (tmp_path / JOURNAL).write_bytes(bytes(20) + content[20:])
+    assert positions(opened(tmp_path)) == []
+    assert (tmp_path / JOURNAL).read_bytes() == b""
+
+
 class FullDisk(Files):
     """Has no place for zeros, but lengthens the file before it says so."""
 
