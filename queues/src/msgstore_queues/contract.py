@@ -110,7 +110,7 @@ class NewEntries:
     body_sizes: Sequence[int]
     expiries_us: Sequence[int]
     terms: Sequence[bytes | None]
-    """Of each message that is embedded in the index the Erlang term; None: the message is in a message store."""
+    """The Erlang term of a message that is embedded in the index; None: it is in a message store."""
 
     def part(self, start: int, stop: int | None = None) -> NewEntries:
         """Return the messages from the ``start``-th to before the ``stop``-th, counted from 0."""

@@ -59,7 +59,7 @@ class FiveParts:
         self._next_delivered = terms.get("next_delivered", 0) if terms else first
         """Messages below this position may have been delivered. After a crash nobody knows."""
         self._body_bytes = found.body_bytes if found.body_bytes is not None else terms.get("body_bytes", 0)
-        """Of the ready messages, but for those of ``_bodies``."""
+        """Bytes of the ready messages, but for those of ``_bodies``."""
         self._unwritten: dict[int, Held] = {}
         """Messages that the next flush writes into the index."""
         self.unwritten = 0
