@@ -98,8 +98,8 @@ class Catalogue(Loaded):
         return self._resolve(SinkDescriptor, "sink", name)
 
     def claimed_sink(self, name: str) -> SinkDescriptor:
-        """As ``sink``, for one that the name of a destination has selected: also raises PluginError if another sink claims
-        its endings or schemes."""
+        """Return the sink that the name of a destination has selected. Also raises PluginError if another one claims its
+        endings or schemes."""
         return self._only_claimant(self.sink(name), "sink")
 
     def job_runner(self, name: str) -> JobRunnerDescriptor:
