@@ -49,9 +49,10 @@ class BaseQueue(DeliveringQueue):
         """
         if (
             headers is None and properties is None and persistent and ttl is None and not delay and key is None
-            and timeout is None and on_confirm is None and on_lost is None
+            and (timeout is None or timeout >= 0) and on_confirm is None and on_lost is None
             and type(body) is bytes and len(body) < self._bodies_below
         ):  # fmt: skip
+            # Most messages: with as few calls as possible.
             try:
                 with self.lock:
                     if self._is_shut_down or self.closed is not None:

@@ -132,16 +132,16 @@ def _checked_part(journal: Buffer) -> Buffer:
     end = at = len(CHECKED_JOURNAL)
     while at + JOURNAL_MARK_SIZE <= len(journal):
         kind = journal[at] >> 6
-        if kind == 2:
-            if journal[at : at + JOURNAL_MARK_SIZE] != _JOURNAL_HEAD.pack(_CHECKED | zlib.crc32(journal[end:at])):
-                break
-            end = at + JOURNAL_MARK_SIZE
-        elif kind < 2:
+        if kind < 2:
             if at != end or at + JOURNAL_PUBLISH.size > len(journal):
                 break
             at += JOURNAL_PUBLISH.size + JOURNAL_PUBLISH.unpack_from(journal, at)[4]
-            continue
-        at += JOURNAL_MARK_SIZE
+        elif kind == 3:
+            at += JOURNAL_MARK_SIZE
+        elif journal[at : at + JOURNAL_MARK_SIZE] == _JOURNAL_HEAD.pack(_CHECKED | zlib.crc32(journal[end:at])):
+            at = end = at + JOURNAL_MARK_SIZE
+        else:
+            break
     return journal[:end]
 
 

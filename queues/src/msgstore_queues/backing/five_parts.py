@@ -116,9 +116,7 @@ class FiveParts:
         yet stay until the next flush, and with them those behind them."""
         q1, q3, q4, bodies = self._q1, self._q3, self._q4, self._bodies
         excess = len(q1) + len(q4) + len(bodies.bodies) - self._target
-        if (
-            excess <= 0 or self._writing is not NO_ENTRIES
-        ):  # what a flush that failed has chosen is not on disk, and still needs its messages
+        if excess <= 0 or self._writing is not NO_ENTRIES:  # what a flush that failed has chosen still needs its messages
             return
         while q1 and excess > 0 and q1[0].is_indexed:
             held = q1.popleft()

@@ -141,7 +141,8 @@ def _can_be_checked(default: object) -> bool:
     """Return False for a factory, a table, and a time without end, which no file has."""
     if isinstance(default, list | tuple):
         return all(map(_can_be_checked, default))
-    if isinstance(default, attrs.Factory) or default is attrs.NOTHING or attrs.has(type(default)):  # type: ignore[arg-type]
+    is_made = isinstance(default, attrs.Factory)  # type: ignore[arg-type]  # attrs types this class as a function
+    if is_made or default is attrs.NOTHING or attrs.has(type(default)):
         return False
     return not isinstance(default, float) or math.isfinite(default)
 
