@@ -56,7 +56,7 @@ class QueueIndexV1:
         self._journal_size = 0
         self._journal_entries = 0
         self._allocated = 0
-        """Bytes of the journal, if more than ``_journal_size``: zeros follow."""
+        """Offset at which the zeros behind the entries end. Without zeros, it is not above ``_journal_size``."""
         self._is_cut = False
         """True if a write has failed, of which something may be behind ``_journal_size``."""
         self._is_checked = not context.is_for_broker
