@@ -15,7 +15,7 @@ A complete one, that writes a file with a line for each message::
         def flush(self):
             self.file.flush()
             os.fsync(self.file.fileno())
-            return {"size": self.file.tell()}
+            return {"size": os.fstat(self.file.fileno()).st_size}
         def finish(self): pass
         def close(self): self.file.close()
 """

@@ -97,7 +97,8 @@ class SinkTests(KitTests):
     ) -> None:
         """A failure means that messages are lost or written twice when a conversion continues after a crash, at a flush or at
         the end: what was written after the last flush is discarded, other messages, too, and ``finish`` can be called again,
-        also if it has failed because no file could grow. Or that a later flush changes the token of an earlier one."""
+        also if it has failed because no file could grow. Or that a later flush changes the token of an earlier one, or that a
+        flush without a write gives a token that leads elsewhere than the one before."""
         parts = [sample_batch("a", 0, 20), sample_batch("a", 20, 20), sample_batch("b", 0, 20)]
         whole, tokens = self._sink(subject, place, None), []
         for part in parts:
@@ -114,7 +115,11 @@ class SinkTests(KitTests):
                 sink = self._sink(subject, other, token)
                 for batch in (part, sample_batch("a", 60, 20), sample_batch("c", 0, 20)) if interrupted else (part,):
                     sink.write(accepted(sink, batch))
-                if not interrupted:
+                if interrupted:
+                    sink.close()
+                    sink = self._sink(subject, other, token)  # it goes on, has nothing to write, and is interrupted again
+                    token = json.loads(json.dumps(sink.flush()))
+                else:
                     token = json.loads(json.dumps(sink.flush()))
                     for limit in limits if part is parts[-1] else ():
                         with file_size_limit(limit), suppress(MsgStoreError, OSError):

@@ -164,7 +164,7 @@ class JsonLinesSink:
     def flush(self) -> Mapping[str, Any]:
         self._file.flush()
         os.fsync(self._file.fileno())
-        return {"size": self._file.tell()}
+        return {"size": os.fstat(self._file.fileno()).st_size}
 
     def finish(self) -> None:
         pass
