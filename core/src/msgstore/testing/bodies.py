@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 
 from msgstore.contract import Capability, ConfigError, MessageTooLarge, RecordError, Size, StoredBody
 from msgstore.testing.plugin import KitTests, skip_without
-from msgstore.testing.probes import LineInterleaver, damaged_at, is_linear, long_body, peak_of, run_in_parallel, tried, within
+from msgstore.testing.probes import (
+    OTHER_TIMES,
+    LineInterleaver,
+    clock_at,
+    damaged_at,
+    is_linear,
+    long_body,
+    peak_of,
+    run_in_parallel,
+    tried,
+    within,
+)  # fmt: skip
 from msgstore.testing.segments import check_body, check_values, outcome
 from msgstore.testing.subjects import Subject
 
@@ -60,6 +71,9 @@ class BodyCodecTests(KitTests):
             as_new = outcome(codec, OTHER, raw) == outcome(subject.make(subject.made_options), OTHER, raw)
             assert as_new, "with another id, it reads what a new object does not read: it remembers the last body"
             check_body(encoded(codec, StoredBody(raw)), raw, "encode of a StoredBody")
+            for like in (raw, raw[: len(raw) // 2] + body):  # a client may write what looks as if it were encoded
+                like = fitting(codec, like)
+                check_sound(reader, encoded(codec, like), like)
             if subject.descriptor.fields:
                 check_values(subject.descriptor.fields, codec.fields(raw))
         assert stored == bodies or not subject.has(Capability.PLAIN), "the codec claims PLAIN, and encode changes bodies"
@@ -72,14 +86,23 @@ class BodyCodecTests(KitTests):
             first, second = (encoded(one, fitting(other, body)) for _ in range(2))
             counts = first != second and first == encoded(subject.make(subject.made_options), body)
             assert not counts, "two objects encode a body in the same way, and one object the second time in another"
+            for now in OTHER_TIMES:
+                with clock_at(now):
+                    read = outcome(one, ID, first)
+                assert read == outcome(one, ID, first), "with another time on the clock, a stored body is read otherwise"
 
     def test_large_bodies(self, subject: Subject, codec: Any) -> None:
         """A failure means that a length field of the codec is too small for a body of some megabytes, or that the largest body
-        that it does not refuse as MessageTooLarge cannot be read, also if an option of the type Size is 1000."""
+        that it does not refuse as MessageTooLarge cannot be read, also if an option of the type Size is 1000. Or that
+        ``fields`` decodes more of a body than it shows: a few stored bytes may be gigabytes of body."""
         for limited in (codec, *with_low_limits(subject)):
             for body in (bytes(LARGE), b"\xff" * LARGE, bytes(range(256)) * (LARGE // 256), bytes(20 * LARGE)):
                 largest = fitting(limited, body)
-                check_sound(limited, encoded(limited, largest), largest)
+                stored = encoded(limited, largest)
+                check_sound(limited, stored, largest)
+                if subject.descriptor.fields:
+                    peak = peak_of(partial(limited.fields, stored))
+                    assert peak <= 16 * len(stored) + BESIDE, f"fields of {len(stored)} bytes takes {peak} bytes of memory"
 
     def test_shortest_bodies(self, subject: Subject, codec: Any) -> None:
         """A failure means that an empty stored body, one of a single byte, or one with any two bytes before zeros, makes a read

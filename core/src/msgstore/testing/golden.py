@@ -6,23 +6,23 @@ Data that its author ships: a directory ``golden`` beside the module of the fact
     python -m msgstore.testing.golden NAME<extension> ...
 
 for its author to check once by eye: ids, offsets, sizes and types of records and copies, the SHA-256 of each body as it is
-stored, holes, damage, and the end.
+stored, fields, holes, damage, and the end.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import attrs
+import click
 
-from msgstore.contract import Columns, SegmentFormat
+from msgstore.contract import Columns, RecordField, json_value
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import FormatSet
 from msgstore.testing.subjects import Subject
@@ -43,15 +43,19 @@ def golden(subject: Subject) -> Iterator[tuple[Traversable, Traversable]]:
         yield segment, said
 
 
-def described(form: SegmentFormat, data: bytes) -> dict[str, Any]:
-    """Return the result of a scan in the form of the corpus."""
+def described(form: Any, fields: Sequence[RecordField], data: bytes) -> dict[str, Any]:
+    """Return the result of a scan in the form of the corpus. ``fields``: those of the format's descriptor."""
 
     def told(columns: Columns) -> list[dict[str, Any]]:
         found = []
         for msg_id, offset, size, kind in columns.rows():
-            body = form.decode(msg_id, data[offset : offset + size])
-            sha256 = hashlib.sha256(body).hexdigest()
+            record = data[offset : offset + size]
+            sha256 = hashlib.sha256(form.decode(msg_id, record)).hexdigest()
             found.append({"id": msg_id.hex(), "offset": offset, "size": size, "type": kind, "body_sha256": sha256})
+            if fields:
+                found[-1]["fields"] = {
+                    it.name: json_value(value) for it, value in zip(fields, form.fields(record), strict=True)
+                }
         return found
 
     scan = form.scan(data)
@@ -65,17 +69,19 @@ def described(form: SegmentFormat, data: bytes) -> dict[str, Any]:
     }
 
 
-def main(files: list[str]) -> None:
-    """Write what is said beside each segment."""
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def main(files: Sequence[Path]) -> None:
+    """Write NAME.json beside each of FILES, segments of an installed format: what is in it."""
     formats = FormatSet(load_catalogue())
-    for file in map(Path, files):
+    for file in files:
         if file.suffix not in formats.extensions:
-            sys.exit(f"{file}: no installed format has files {file.suffix or 'without an extension'}")
-        if not file.is_file():
-            sys.exit(f"{file}: there is no such file")
-        said = described(formats.by_extension(file.suffix).format, file.read_bytes())
+            raise click.UsageError(f"{file}: no installed format has files {file.suffix or 'without an extension'}")
+        found = formats.by_extension(file.suffix)
+        said = described(found.format, found.descriptor.fields, file.read_bytes())
         file.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
+        click.echo(file.with_suffix(".json"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(prog_name="python -m msgstore.testing.golden")

@@ -15,6 +15,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -189,6 +190,19 @@ def clocks_of(backend: object, call: Callable[[], object]) -> set[str]:
     finally:
         sys.setprofile(usual)
     return asked
+
+
+OTHER_TIMES = (10**9, 4_090_000_000)
+"""Seconds since the epoch of moments in 2001 and in 2099."""
+
+
+@contextlib.contextmanager
+def clock_at(seconds: int) -> Iterator[None]:
+    """Let ``time.time`` and ``time.time_ns`` give this time, in seconds since the epoch."""
+    with pytest.MonkeyPatch.context() as clock:
+        clock.setattr(time, "time", partial(float, seconds))
+        clock.setattr(time, "time_ns", partial(int, seconds * 10**9))
+        yield
 
 
 # -- threads --------------------------------------------------------------------------------------------------------------

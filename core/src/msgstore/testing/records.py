@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import attrs
@@ -12,14 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import FormatContext, RecordError, ScanEnd, SegmentFormat
+from msgstore.contract import Capability, FormatContext, RecordError, ScanEnd, SegmentFormat
 from msgstore.locations import LIMIT
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.probes import (
     LARGE_NUMBERS,
+    OTHER_TIMES,
     Batch,
     LineInterleaver,
     batches,
+    clock_at,
     damaged_at,
     flipped,
     long_body,
@@ -49,7 +52,7 @@ from msgstore.testing.segments import (
     rows,
     written,
 )  # fmt: skip
-from msgstore.testing.subjects import Subject
+from msgstore.testing.subjects import Subject, with_other_options
 
 LARGE = 16 * 2**20
 """Bytes of the largest body, or ``max_body`` of the format if that is smaller."""
@@ -124,7 +127,7 @@ class RoundTripTests(KitTests):
             check_spoilt(form, flipped(data, 8 * placed[0].end - 160), placed[:1])
             check_records(form, data, scan.duplicates, placed[3000:])
             assert 0 < form.max_body < LIMIT - (placed[-1].size - len(b"again"))
-        longest, short = (type("Fake", (bytes,), {"__len__": partial(int, size)})() for size in (form.max_body, 1000))
+        longest, short = (type("Fake", (bytes,), {"__len__": lambda _, size=size: size})() for size in (form.max_body, 1000))
         with contextlib.suppress(MemoryError, ValueError, TypeError, BufferError):  # of an encoder that copies each body itself
             (head, (size,)), (usual, _) = (form.encode([bytes(16)], [body]) for body in (longest, short))
             scan, cut = form.scan(form.header + head), form.scan(form.header + usual)
@@ -168,7 +171,7 @@ class RoundTripTests(KitTests):
         LineInterleaver(partial(check, numbered(1, b"another"))).run(partial(check, numbered(2, b"body")))
         run_in_parallel(run, rounds=60)  # a round of them is short
 
-    def test_no_call_is_remembered(self, subject: Subject, form: SegmentFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_call_is_remembered(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that records depend on the calls before them, as with a counter or the time of the last call: some
         byte is always the same if a new object writes it, and another if an object does that has written before; or, while
         the clock stands, only new objects write the same. Time and chance change both. Or that what was sound once is not
@@ -180,9 +183,7 @@ class RoundTripTests(KitTests):
         new, used = (list(map(set, zip(*each, strict=False))) for each in encoded)
         kept = [at for at, (one, other) in enumerate(zip(new, used, strict=True)) if len(one) == 1 and one != other]
         assert not kept, f"bytes {kept} of three records depend on earlier calls"
-        with monkeypatch.context() as stands:
-            stands.setattr(time, "time_ns", partial(int, time.time_ns()))
-            stands.setattr(time, "time", partial(float, time.time()))
+        with clock_at(int(time.time())):
             used = made(subject)
             one, other, first, second = (it.encode(ids, bodies) for it in (made(subject), made(subject), used, used))
         assert one != other or first == second, "the clock stands, and the second call gives other records than the first"
@@ -193,6 +194,29 @@ class RoundTripTests(KitTests):
             reads = [[outcome(it, i, spoilt[at : at + size]) for i, at, size, _ in placed] for it in (one, new)]
             is_same = one.scan(spoilt) == new.scan(spoilt) and reads[0] == reads[1]
             assert is_same, f"bit {bit} is flipped: an object that has read these records before reads otherwise"
+
+    def test_time_changes_no_record(self, form: Any) -> None:
+        """A failure means that what is sound today is read otherwise after the clock was set back, or on a machine whose clock
+        is wrong; or that nothing can be written then."""
+        for then, now in permutations((*OTHER_TIMES, int(time.time())), 2):
+            with clock_at(then):
+                data, placed = written(form, numbered(3, b"body"))
+            with clock_at(now):
+                check_records(form, data, form.scan(data).records, placed)
+
+    @tried(30)
+    @given(messages=batches(least=1))
+    def test_tools_read_it_without_options(self, subject: Subject, form: Any, messages: Batch) -> None:
+        """A failure means that tools, which have no configuration, cannot read the records: an option must be stored in the
+        record or the header, or matter for writing only. Or that a scan, or the ``check`` of a record type, finds other records
+        or damage if an option has another value: recovery would drop messages because of a wrong one, such as a key."""
+        data, placed = written(form, messages)
+        without = made(attrs.evolve(subject, options={}))
+        check_records(without, data, without.scan(data).records, placed)
+        for name, other in with_other_options(subject):
+            scan = made(other).scan(data)
+            is_same = (rows(scan.records), scan.damage, scan.end.state) == (expected(placed), [], "clean")
+            assert is_same, f"with {name} = {other.options[name]!r}, a scan finds other records, or damage: {scan.end}"
 
     @tried(4, shortened=False)
     @given(messages=batches(texts, least=2, most=5))
@@ -310,17 +334,22 @@ class RecordTypeTests(RoundTripTests):
 
     @tried(30)
     @given(messages=batches(least=1), flips=st.lists(st.integers(0, 2000), max_size=4))
-    def test_tools_read_it_without_options(self, subject: Subject, form: Any, messages: Batch, flips: list[int]) -> None:
-        """A failure means that tools, which have no configuration, cannot read the records: an option must be stored in the
-        record, or matter for writing only. Or that ``fields`` does not give one value for each of the descriptor's, of its
-        kind or None, the same whatever options read them; or raises anything but RecordError for a record that cannot say."""
+    def test_fields_of_records(self, subject: Subject, form: Any, messages: Batch, flips: list[int]) -> None:
+        """A failure means that ``fields`` does not give one value for each of the descriptor's, of its kind or None, the same
+        whatever options read them; or raises anything but RecordError for a record that cannot say. Or that 0 is taken for no
+        value: a field that is 1 and 2 where the option of its name is 1 and 2 is 0 where that is 0."""
+        subject.needs(Capability.FIELDS)
         data, placed = written(form, messages)
-        without = attrs.evolve(subject, options={})
-        check_records(format_of(without), data, format_of(without).scan(data).records, placed)
-        fields, record, reader = subject.descriptor.fields, record_of(subject), record_of(without)
-        if fields:
-            check_times(fields, form, record.fields)
-        for entry in placed if fields else ():
+        fields, record, reader = subject.descriptor.fields, record_of(subject), record_of(attrs.evolve(subject, options={}))
+        check_times(fields, form, record.fields)
+        for number, field in enumerate(fields):
+            values = {}
+            for other in (other for name, other in with_other_options(subject) if name == field.name):
+                own = record_of(other)
+                values[other.options[field.name]] = own.fields(own.encode([bytes(16)], [b""])[0])[number]
+            follows = values.get(1) == 1 and values.get(2) == 2
+            assert not (follows and 0 in values and values[0] != 0), f"{field.name} is {values[0]} for the option 0"
+        for entry in placed:
             whole = data[entry.offset : entry.end]
             values = record.fields(whole)
             check_values(fields, values)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
 import attrs
 import pytest
 
-from msgstore.contract import Capability, Descriptor
+from msgstore.contract import Capability, ConfigError, Descriptor
 from msgstore.option_values import structure
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import HOOKS, Observer, Provider, Registration
@@ -103,6 +105,24 @@ class Subject:
 def kind_of(descriptor: Descriptor) -> str:
     """Return the kind of a backend, as a configuration's key."""
     return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
+
+
+def with_other_options(subject: Subject) -> Iterator[tuple[str, Subject]]:
+    """Yield the subject with one option at another value, as far as its class accepts it, and the name of the option."""
+    for name, value in attrs.asdict(subject.made_options, recurse=False).items():
+        others: tuple[object, ...] = ()
+        match value:
+            case bool():
+                others = (not value,)
+            case int() | float():
+                others = (0, 1, 2)
+            case str():
+                others = (value[::-1], value * 2, value + value[:1], "", "x")
+        for other in others:
+            found = attrs.evolve(subject, options={**subject.options, name: other})
+            with contextlib.suppress(ConfigError):
+                if other != value and found.made_options:
+                    yield name, found
 
 
 class DescriptorTests(KitTests):
