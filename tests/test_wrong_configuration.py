@@ -546,7 +546,7 @@ def test_verb_omits_plugins_that_its_configuration_disables(machine, verb, monke
             "the record type 'stamped' .*stamped_plugin.Made has no overhead, check, which",
         ),
         (
-            lambda machine: claiming(machine, extension=".blk", capabilities=["compactable"]),
+            lambda machine: claiming(machine, extension=".blk", capabilities=["compactable", "self-describing"]),
             ["encode", "decode", "body_span", "scan", "find_chain"],
             "the segment format 'blocks' .*Made has no gap_room, fill_gap, which",
         ),

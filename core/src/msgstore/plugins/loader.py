@@ -344,8 +344,11 @@ def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor
             raise ValueError("a format with the capability TYPED_RECORDS has no fields: its record types have them")
         if Capability.VERBATIM not in descriptor.capabilities:
             raise ValueError("a format with fields claims the capability VERBATIM: otherwise salvage would lose them")
-    for option in attrs.fields(descriptor.options) if isinstance(descriptor, RecordTypeDescriptor) else ():
-        if option.name == "byte":
+    if Capability.COMPACTABLE in descriptor.capabilities and Capability.SELF_DESCRIBING not in descriptor.capabilities:
+        raise ValueError("a format with the capability COMPACTABLE claims SELF_DESCRIBING, too")
+    is_read_by_tools = isinstance(descriptor, RecordTypeDescriptor | SegmentFormatDescriptor)
+    for option in attrs.fields(descriptor.options) if is_read_by_tools else ():
+        if option.name == "byte" and isinstance(descriptor, RecordTypeDescriptor):
             raise ValueError("an option of a record type cannot be named 'byte': this key sets the type byte")
         if option.default is attrs.NOTHING:
             raise ValueError(f"the option {option.name!r} has no default: records are also read without a configuration")
