@@ -73,7 +73,18 @@ def configuration(text: str) -> Decorator[Any]:
 
 def named(option: str, default: str | None, text: str) -> Decorator[Any]:
     """Return an option whose value is the name of a backend."""
-    return click.option(option, default=default, metavar="NAME", show_default=default is not None, help=text)
+    shown = default is not None
+    return click.option(option, default=default, metavar="NAME", show_default=shown, callback=without_options, help=text)
+
+
+def without_options(_: click.Context, option: click.Parameter, name: str | None) -> str | None:
+    """Return the value of an option that is a name. Raises BadParameter for a table."""
+    if name and name.lstrip().startswith("{"):
+        raise click.BadParameter(
+            f"{option.opts[0]} takes the name of a backend. Its options are in the configuration file with which the store is "
+            "opened."
+        )
+    return name
 
 
 @attrs.frozen

@@ -67,6 +67,7 @@ class Terminal(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print with rich. Removes trailing blanks unless the output is a terminal."""
         options.setdefault("crop", False)  # otherwise the title of a table may be cropped
+        options.setdefault("soft_wrap", not self.is_terminal and all(isinstance(one, str) for one in objects))  # for grep
         if self.is_terminal:
             super().print(*objects, **options)
             return

@@ -98,6 +98,8 @@ def plan_salvage(
 
     Raises StoreError (no segments, destination in use), StoreLocked, ConfigError, PluginError.
     """
+    catalogue.index(index)
+    catalogue.format(format)
     found = find_offline(catalogue, sources, records, destination=destination)
     bound = sorted({pair for item in found.inputs if item.format == format for pair in item.records})
     if record is not None:  # no format assigns the byte of a third party's type: it has the byte that it has there
@@ -126,8 +128,10 @@ def plan_salvage(
         kept = [catalogue.format(name), *(catalogue.record(name, record) for record in sorted(types))]
         if lost := [field.name for descriptor in kept for field in descriptor.fields]:
             option = "--to" if complete else "--format"
-            log.warning("fields of the format %s are not copied: %s. To keep them: %s %s", name, ", ".join(lost), option, name)
-    catalogue.index(index)
+            log.warning(
+                "fields of the format %s are not copied, except what is in bodies: %s. To keep them: %s %s",
+                name, ", ".join(lost), option, name,
+            )  # fmt: skip
     if codec is None:
         _check_remembered(catalogue, codecs[0], found.inputs)
     elif found.codecs and found.codecs != (codec.name,):
@@ -319,7 +323,7 @@ def report_of(
     of_plugins = (span for span in report.damage if PLUGIN_FAILED in span.reason or span.reason.startswith(NO_FORMAT))
     if not report.messages and (spot := next(of_plugins, None)):
         reason = spot.reason.removeprefix("unreadable: ")
-        raise PluginError(f"{spot.path}: {reason}. No message could be read, so there is no new store.")
+        raise PluginError(f"{spot.path}: {reason.rstrip('.')}. No message could be read, so there is no new store.")
     advice = "Use 'msgstore salvage' to copy what there is."
     if job.complete and missing:
         named = ", ".join([*(name.hex() for name in names), *(["..."] if missing > len(names) else [])])

@@ -15,6 +15,7 @@ from msgstore.cli.commands.salvage import run_salvage
 from msgstore.cli.commands.scan import span_reports
 from msgstore.contract import ConfigError, StoreError
 from msgstore.directory import has_settings
+from msgstore.engine.compact.garbage_collector import DAMAGE_ADVICE
 from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.store import Store
@@ -89,11 +90,12 @@ def _report(
     if spans:
         out.print()
         out.damage(spans)
-    skipped = dict.fromkeys(quarantined, "damage was found in it earlier")
-    skipped |= {result.file: result.skipped for result in results if result.skipped}
-    out.note_plugin_failures(skipped.values())
-    for file, reason in () if out.as_json else skipped.items():
-        output.note(f"{file}: skipped: {reason}")
+    now = {result.file: result.skipped for result in results if result.skipped}  # a warning has said why
+    out.note_plugin_failures(now.values())
+    for file in () if out.as_json else quarantined:
+        if file not in now:
+            output.note(f"{file}: skipped: damage was found in it earlier. {DAMAGE_ADVICE}")
+    skipped = {*now, *quarantined}
     totals = sums(results, "size_before", "size_after", "written")
     rest = {"skipped": sorted(skipped), "damaged_spans": len(spans)}
     out.finish(damaged=bool(skipped or spans), summary={"kind": "summary", "segments": len(results), **totals, **rest})
@@ -107,7 +109,14 @@ def _outcome(result: CollectionResult) -> str:
 @click.command()
 @options.changed
 @click.argument("destination", metavar="[DEST]", required=False, type=options.FILE)
-@click.option("--to", "to_format", metavar="FORMAT", required=True, help="The format of the new segments, such as v2.")
+@click.option(
+    "--to",
+    "to_format",
+    metavar="FORMAT",
+    required=True,
+    callback=options.without_options,
+    help="The format of the new segments, such as v2.",
+)
 @options.runner
 @options.as_json
 def migrate(

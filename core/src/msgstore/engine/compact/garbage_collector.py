@@ -61,7 +61,8 @@ _PAUSE_SECONDS = 0.02
 _CLOCK_STEP_SECONDS = 60.0
 """A larger step of the clock is logged."""
 _CLOCK_WAS_SET = "%s: the clock was set forward by %.0f s. For the GC policy no message is older until the store opens again"
-_FIELDS_ARE_LOST = "%s: the format %s does not keep the fields of the migrated records: %s"
+_FIELDS_ARE_LOST = "%s: the format %s does not keep the fields of the migrated records, except what is in bodies: %s"
+DAMAGE_ADVICE = "'msgstore verify' lists the damage, 'msgstore salvage' copies all intact records"
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that is never set; with BOOTTIME it also counts the sleep of the machine."""
 ProgressCallback = Callable[[int, int], object]
@@ -253,9 +254,9 @@ class GarbageCollector:
         """Leave a segment as it is. A damaged one is quarantined; after a failure of a plugin the policy does not get it again
         before more of it has died."""
         segment = error.segment
-        advice = ". 'msgstore verify' lists the damage, 'msgstore salvage' copies all intact records" if error.damaged else ""
+        advice = f". {DAMAGE_ADVICE}" if error.damaged else ""
         what = "%s: %s; the segment is kept as it is and not collected%s"
-        log.warning(what, segment.path, error.reason, advice)
+        log.warning(what, segment.path, error.reason.rstrip("."), advice)
         if error.damaged:
             self._segments.telemetry.damage(segment.path.name, None, error.reason)
             with self._accounting.flush_lock:
