@@ -53,6 +53,20 @@ def test_codec_makes_a_payload_and_properties(name):
     assert all({*row["properties"]} <= {"exchange", "routing_key", "properties"} for row in rows if row["properties"])
 
 
+def test_codec_that_the_directory_remembers_gives_fields_and_hides_nothing(tmp_path):
+    """It has no field for the second body, which is a message all the same. A codec that the user names must read each."""
+    broker = next((DATA / "rabbitmq-3.10" / "priority_lazy" / "msg_stores").rglob("msg_store_persistent"))
+    with msgstore.open_store(broker, mode="r") as opened:
+        message = StoredBody(opened.stored_body(next(iter(opened.entries()))))
+    store = filled(tmp_path, [(ID, message), (bytes(16), StoredBody(b"\x83a\x05"))], body="erlang")
+    named = json_of("messages", store, "--source-option", "body=erlang", code=1)
+    read = [row for row in named if "body" in row]
+    other, first = sorted(messages_of(store), key=lambda row: row["id"])
+    assert [first] == read
+    assert first["properties"]["exchange"] is not None
+    assert (base64.b64decode(other["body"]), other["properties"]) == (b"\x83a\x05", None)
+
+
 def test_fields_of_records_are_properties(tmp_path):
     store = filled(tmp_path / "store", **ACME_CELLS["ets-v2-audit"].keys)
     rows = messages_of(store)

@@ -92,7 +92,7 @@ def test_capabilities_given_by_name_are_converted(capabilities):
         ({"leftover_extensions": (".a",)}, "the extension '.a' cannot be used for both segments and leftovers"),
         ({"capabilities": [Capability.PERSISTENT]}, "a SegmentFormatDescriptor cannot claim the capability PERSISTENT"),
         ({"capabilities": [Capability.COMPACTABLE]}, "a format with the capability COMPACTABLE claims SELF_DESCRIBING, too"),
-        ({"options": attrs.make_class("Options", ["checks"])}, "the option 'checks' has no default: records are also read"),
+        ({"options": attrs.make_class("Options", ["checks"])}, "the option 'checks' has no default: segments are also read"),
     ],
 )
 def test_impossible_descriptor_is_refused(members, reason):

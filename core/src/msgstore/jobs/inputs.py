@@ -61,8 +61,9 @@ class JobInputs:
     inputs: tuple[SegmentInput, ...]
     """By rank."""
     damage: tuple[SpanReport, ...]
-    """Unreadable ``msgstore.json`` files (``settings_damaged``). With size 0 (``unreadable: ...``): names of segments that are
-    not regular files or cannot be examined, and directories of a tree or a glob that cannot be listed."""
+    """Unreadable ``msgstore.json`` files (``settings_damaged``), and segments of formats that are not installed (``unreadable:
+    ...``). With size 0: names of segments that are not regular files or cannot be examined, and directories of a tree or a glob
+    that cannot be listed."""
     ignored: tuple[str, ...]
     """Other files in the directories of segments."""
     codecs: tuple[str, ...]
@@ -226,7 +227,8 @@ class _Search:
             size = files[name]
             if name in unread:
                 self.missing.setdefault(str(unread[name]), directory / name)
-                self._refuse(directory / name, OSError(errno.ENOTSUP, f"{_UNREAD} *{_split(name)[1]}"))
+                unreadable = OSError(errno.ENOTSUP, f"{_UNREAD} *{_split(name)[1]}")
+                self._refuse(directory / name, unreadable, size if isinstance(size, int) else 0)
             elif self._is_segment(name):
                 if isinstance(size, int):
                     sizes = self._sizes(directory) if sizes is None else sizes
@@ -241,13 +243,13 @@ class _Search:
         """Return the sizes of the segments of a store by name."""
         return self.stores.setdefault(directory.resolve(), (str(directory), {}))[1]
 
-    def _refuse(self, path: Path, error: OSError) -> bool:
-        """Report an unreadable path as damage, once. Return False if it does not exist any more."""
+    def _refuse(self, path: Path, error: OSError, size: int = 0) -> bool:
+        """Report an unreadable path as damage, once. Return False if it does not exist any more. ``size``: bytes, if known."""
         if is_gone(path, error):
             return False
         reason = "is a link to nothing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
         if _real(path.parent) not in self.damage:  # the damage of a directory stands for everything in it
-            self.damage.setdefault(_real(path), SpanReport(str(path), 0, 0, f"unreadable: {reason}"))
+            self.damage.setdefault(_real(path), SpanReport(str(path), 0, size, f"unreadable: {reason}"))
         return True
 
     def _is_segment(self, name: str) -> bool:

@@ -319,6 +319,9 @@ def _without_event(function: Callable[[], object]) -> Callable[[events.Event], o
     return lambda _: function()
 
 
+_READ_BY_TOOLS = {RecordTypeDescriptor: "records", SegmentFormatDescriptor: "segments"}
+
+
 def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor) -> None:
     """Raise ValueError or TypeError for a descriptor that can never work."""
     if not isinstance(descriptor, expected):
@@ -346,12 +349,12 @@ def check_descriptor(descriptor: object, expected: type[Descriptor] = Descriptor
             raise ValueError("a format with fields claims the capability VERBATIM: otherwise salvage would lose them")
     if Capability.COMPACTABLE in descriptor.capabilities and Capability.SELF_DESCRIBING not in descriptor.capabilities:
         raise ValueError("a format with the capability COMPACTABLE claims SELF_DESCRIBING, too")
-    is_read_by_tools = isinstance(descriptor, RecordTypeDescriptor | SegmentFormatDescriptor)
-    for option in attrs.fields(descriptor.options) if is_read_by_tools else ():
+    what = next((text for kind, text in _READ_BY_TOOLS.items() if isinstance(descriptor, kind)), "")
+    for option in attrs.fields(descriptor.options) if what else ():
         if option.name == "byte" and isinstance(descriptor, RecordTypeDescriptor):
             raise ValueError("an option of a record type cannot be named 'byte': this key sets the type byte")
         if option.default is attrs.NOTHING:
-            raise ValueError(f"the option {option.name!r} has no default: records are also read without a configuration")
+            raise ValueError(f"the option {option.name!r} has no default: {what} are also read without a configuration")
     if "use" in attrs.fields_dict(descriptor.options) and not isinstance(descriptor, RecordTypeDescriptor):
         raise ValueError("an option cannot be named 'use': this key selects the backend")
     if isinstance(descriptor, SinkDescriptor):

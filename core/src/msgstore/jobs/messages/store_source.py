@@ -85,7 +85,9 @@ class StoreSource:
             self.close()
             there = ", ".join(sorted(known))
             raise ConfigError(f"--accepts {unknown[0]}: no such record type is installed. There are: {there}")
-        self._codec = open_codec(body or config.body)
+        codec = open_codec(body or config.body)
+        self._codec = codec if body or codec.fields else None
+        self._is_named = body is not None
         self._entries: list[StoredMessage] | None = None
 
     def queues(self) -> Iterable[QueueInfo]:
@@ -121,7 +123,7 @@ class StoreSource:
 
     def _batch(self, entries: Sequence[StoredMessage], first: int) -> Iterator[MessageBatch | SourceDamage]:
         files = {segment.number: segment.file for segment in self._store.segments()}
-        is_described = bool(self._codec.fields) or self._has_fields(entries)
+        is_described = bool(self._codec and self._codec.fields) or self._has_fields(entries)
         bodies, kept, positions, described = [], [], [], []
         for position, (entry, body) in enumerate(zip(entries, self._bodies(entries), strict=True), first):
             found = self._described(entry, body) if is_described and isinstance(body, bytes) else (body, None)
@@ -160,7 +162,7 @@ class StoreSource:
             found = self._client.read_many(ids)
         for msg_id in ids:
             try:
-                yield found[msg_id] if msg_id in found else bytes(self._client.read(msg_id))
+                yield bytes(found[msg_id] if msg_id in found else self._client.read(msg_id))  # not a StoredBody
             except (CorruptRecord, MessageNotFound) as error:
                 yield error
 
@@ -179,9 +181,11 @@ class StoreSource:
             return str(error), None
         found = describe(record)
         pairs = list(zip(found.bound.fields, found.values or (), strict=False)) if found.bound is not None else []
-        if (values := self._codec.read(entry.msg_id, record.body)) is None:
+        if self._codec is None:
+            return body, {field.name: _as_property(field, value) for field, value in pairs if value is not None} or None
+        if (values := self._codec.read(entry.msg_id, record.body)) is None and self._is_named:
             return f"the codec {self._codec.name!r} cannot read the body", None
-        for field, value in zip(self._codec.fields, values, strict=True):
+        for field, value in zip(self._codec.fields, values or (), strict=False):
             if field.name == PAYLOAD.name and isinstance(value, bytes):
                 body = value
             else:
