@@ -55,6 +55,15 @@ def hexes(*numbers):
     return [id_of(number).hex() for number in numbers]
 
 
+@pytest.mark.parametrize("words", ["ls", "info", "top", "verify", f"rm {ID}", "compact", "migrate --to v2"])
+def test_verb_makes_no_store_that_is_only_configured(words, tmp_path):
+    (tmp_path / "store.toml").write_text('[stores.orders]\npath = "absent"\n')
+    verb, *rest = words.split()
+    result = run(verb, "orders", *rest, "--config", tmp_path / "store.toml", code=2)
+    assert "absent: there is no such directory" in result.stderr
+    assert not (tmp_path / "absent").exists()
+
+
 def make_store(path, count, size, **keys):
     with msgstore.open_store(path, **keys) as store, store.client() as client:
         client.write_many((id_of(n), (b"body %d" % n).ljust(size, b"x")) for n in range(count))

@@ -343,9 +343,12 @@ class StoreArgument:
     def find(self) -> StoreTarget:
         """Return an existing store. Raises as ``resolve``, and StoreError for a directory without a store.
 
-        Without that check, every unrelated directory would be reported as a store without damage.
+        Without that check, every unrelated directory would be reported as a store without damage, and a verb that changes
+        stores would create one.
         """
         target = self.resolve()
+        if not target.path.exists():
+            raise StoreError(f"{target.path}: there is no such directory")
         if not target.has_store():
             formats = resolve(target.config, target.catalogue, None).formats
             raise StoreError(no_segments(target.path, formats, target.catalogue))

@@ -184,7 +184,7 @@ class Store:
         return (StoredMessage(msg_id, *unpack_location(location), refs, location) for msg_id, location, refs in found)
 
     def entry(self, msg_id: bytes) -> StoredMessage | None:
-        """Return one message; None if it is not on disk. ValueError for what is not an id."""
+        """Return one message; None if there is none with this id, or not on disk yet. ValueError for what is not an id."""
         check_id(msg_id)
         locate, references_of = self._accounting.locate, self._writer.references
         location, references = self._reader.consistently(lambda: (locate(msg_id), references_of(msg_id)))

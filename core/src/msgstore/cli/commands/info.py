@@ -67,11 +67,12 @@ def info(store: options.StoreArgument, out: output.Output) -> None:
     with target.open("r") as opened:
         stats, segments = opened.stats(), opened.segments()
         settings, recovery = target.settings(), stats.recovery
+        is_typed = Capability.TYPED_RECORDS in target.catalogue.format(target.config.format.name).capabilities
         facts = {
             "path": str(target.path),
             "index": target.config.index.name,
             "format": target.config.format.name,
-            "record": target.config.record,
+            "record": target.config.record if is_typed else None,
             "body": target.config.body.name,
             "records": settings.records if settings else {},
             "known": settings is not None,
@@ -99,8 +100,9 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     bindings = ", ".join(f"{name} = {byte}" for name, byte in facts["records"].items())
     formats = ", ".join(f"{number} of {name}" for name, number in facts["formats"].items())
     yield "written by", "msgstore" if facts["known"] else "another program: never opened by msgstore"
-    yield "backends", ", ".join(f"{key} {facts[key]}" for key in ("index", "format", "record", "body"))
-    yield "record types", bindings or "the format's own"
+    yield "backends", ", ".join(f"{key} {facts[key]}" for key in ("index", "format", "record", "body") if facts[key])
+    if facts["record"]:  # else the format has no record types
+        yield "record types", bindings or "the format's own"
     yield "messages", f"{facts['messages']:,}"
     for name, key in (("on disk", "bytes_on_disk"), ("live", "live_bytes"), ("garbage", "garbage_bytes")):
         yield name, output.size(facts[key])
