@@ -166,8 +166,9 @@ def test_fast_read_names_plugin_that_raises(tmp_path, monkeypatch):
     break_method(monkeypatch, FORMAT, "decode")
     with open_with(tmp_path) as store:
         for _ in range(2):
-            with pytest.raises(BrokenPlugin, match="failed in decode: RuntimeError: boom"):
+            with pytest.raises(BrokenPlugin, match="failed in decode: RuntimeError: boom") as caught:
                 store.read(A)
+            assert f", message {A.hex()} at offset 64 of {tmp_path / '0.sqs'}" in str(caught.value)
 
 
 AUDIT = "acme_audit_record.record:AuditRecord"

@@ -243,6 +243,7 @@ class Catalogue(Loaded):
         named = [found, *(map(self._registration, types) if frames and not called else ())]
         text = " or ".join(f"the {NOUNS[one.kind]} {one.descriptor.name!r} of {one.provider}" for one in named)
         text += f" {failed}: {first_line(error)}{place_of(descriptor, error)}"
+        text += "".join(f", {note}" for note in getattr(error, "__notes__", ()) if "\n" not in note)
         if isinstance(error, OSError) or found.kind == "command":  # nothing that an installation would mend
             return BrokenPlugin(text)
         return BrokenPlugin(f"{text}. {_remedy(text, [one.provider.distribution for one in named])}")

@@ -316,6 +316,9 @@ class Reader:
             except StoreError:
                 self._check_unchanged()
                 raise
+            except Exception as error:  # a fault of a plugin
+                error.add_note(f"message {msg_id.hex()} at offset {offset} of {segment.path if segment else number}")
+                raise
             before, location = location, self._locate(msg_id)
             if location != before:
                 continue
