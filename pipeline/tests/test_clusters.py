@@ -22,7 +22,7 @@ import msgstore
 from msgstore.contract import ConfigError
 from msgstore.scan import describe
 from msgstore_spark import check_executors, upload_wheels
-from msgstore_spark.executors import differences, fingerprint
+from msgstore_spark.executors import _problems, differences, fingerprint
 
 # -- executors with this Python -----------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ def test_cluster_without_workers_is_refused(tmp_path):
                     print(error)
     """
     with clusters.standalone(tmp_path, workers=0) as url:
-        assert clusters.run(program, url).count(f"{url}: no executor within 1 s. Check that it has workers") == 2
+        assert clusters.run(program, url).count(f"{url}: no executor within 1 s. Check that it has a worker with") == 2
 
 
 # -- executors whose Python has no msgstore: uploaded wheels make it available ------------------------------------------------
@@ -194,8 +194,9 @@ def ask(master: str, *sent: list[Path], python: str) -> list[Any]:
         from msgstore_spark import ExecutorMismatch, check_executors, session, upload_wheels
         for wheels in map(json.loads, sys.argv[2:]):
             with session(sys.argv[1]) as spark:
-                upload_wheels(spark, *wheels[:1])
-                upload_wheels(spark, *wheels)
+                if wheels:
+                    upload_wheels(spark, *wheels[:1])
+                    upload_wheels(spark, *wheels)
                 try:
                     print(json.dumps(check_executors(spark)))
                 except ExecutorMismatch as error:
@@ -285,9 +286,25 @@ def test_unusable_python_is_named():
     assert "3.99" in line
     assert ".. " not in line
     version = "{}.{}".format(*sys.version_info)
-    assert f"Set PYSPARK_PYTHON, where this program runs, to a Python {version} that is at the same path" in line
+    assert f"Set PYSPARK_PYTHON, where this program starts, to a Python {version} that is at the same path" in line
     ((line,),) = ask("local[2]", [], python="/no/such/python")
     assert re.match(r"on \S+: no task can be run with /no/such/python: ", line)
+
+
+def test_dependency_and_library_that_are_missing_are_named_alone():
+    """Only a query that uses the plugin would fail: the check has no other difference to report."""
+    here = fingerprint()
+    assert "msgstore-rabbitmq-files" in here  # no plugin, but one needs it
+    answer = {
+        "host": "h", "process": 1, "python": here["Python"], "problem": "", "unreadable": {}, "fingerprint": here,
+        "missing": ["crc32c"],
+    }  # fmt: skip
+    assert _problems(here, answer) == [
+        "dependencies are missing: crc32c. Install them there with pip: wheels do not bring them"
+    ]
+    there = {name: found for name, found in here.items() if name != "msgstore-rabbitmq-files"}
+    (line,) = _problems(here, answer | {"missing": [], "fingerprint": there})
+    assert line.startswith("msgstore-rabbitmq-files: nothing; here msgstore-rabbitmq-files ")
 
 
 REMEDY = "Install there: acme==2, the way you did here, or upload wheels (upload_wheels(), spark-submit --py-files)"
@@ -383,15 +400,17 @@ def test_path_that_only_driver_sees_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read as a wheel"),
+        (None, "bad.whl: No such file"),
+        ([], "cannot be read as a wheel"),
         (["a.py"], r"there is no \.dist-info in it"),
         (["a-1.dist-info/METADATA", "a.so"], r"compiled modules \(a.so\)"),
         (["a-1.dist-info/METADATA", "a/b/__init__.py"], r"a/ has no __init__\.py"),
     ],
-    ids=["absent", "archive", "compiled", "namespace"],
+    ids=["absent", "empty", "archive", "compiled", "namespace"],
 )
 def test_file_that_is_no_wheel_is_refused(tmp_path, content, message):
     file = tmp_path / "bad.whl"
+    file.touch() if content == [] else None
     if content:
         with zipfile.ZipFile(file, "w") as archive:
             for name in content:

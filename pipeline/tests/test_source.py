@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import os
 import pickle
@@ -184,9 +186,15 @@ def test_damage_fails_query_if_asked(load, tmp_path):
     assert 0 < load(store).count() < 300
     assert load(store, mode="permissive").where(f"file = '{first.name}'").count() > 0
     failing = load(store, mode="FAILFAST")
-    with pytest.raises(PySparkException, match=rf"{last.name}: \d+ bytes at offset 64 are damaged: \w+"):
+    with pytest.raises(
+        PySparkException, match=rf"{last.name}: \d+ bytes at offset 64 are damaged: \w+\. 'msgstore salvage' copies"
+    ):
         failing.count()
-    states = {row.file: row.state for row in load(store, relation="segments").collect()}
+    segments = load(store, relation="segments").collect()
+    assert {row.modified.timestamp() for row in segments} == {
+        path.stat().st_mtime_ns // 1000 / 1e6 for path in store.glob("*.sqs")
+    }
+    states = {row.file: row.state for row in segments}
     assert {name for name, state in states.items() if state != "clean"} == {last.name}
     last.unlink()
     assert load(store, mode="FAILFAST").count() > 0
@@ -320,6 +328,31 @@ def test_directory_that_executor_lacks_fails_query(tmp_path, relation, is_mount_
         list(_records(0, [SegmentInput(0, "store", str(tmp_path / "none/0.sqs"), "v2", 64)]))
 
 
+def test_segment_that_executor_may_not_read_fails_query(tmp_path, monkeypatch):
+    """Its rows would be missing, and nothing would say so. The relation ``damage`` says so."""
+    store = written(tmp_path / "store", 10)
+
+    def refuse(path: str, flags: int) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr("msgstore_spark.tasks.os.open", refuse)
+    for relation in ("records", "damage"):
+        source = MsgStoreSource({"path": str(store), "relation": relation})
+        query = source.reader(source.schema())
+        fails = pytest.raises(msgstore.StoreError, match=r"^on \S+ \(.*\), user \w+: .*0.sqs: Permission denied")
+        with fails if relation == "records" else contextlib.nullcontext():
+            list(query.read(query.partitions()[0]))
+
+
+def test_stream_writes_no_store(spark, tmp_path):
+    register(spark)
+    stream = spark.readStream.format("rate").load().selectExpr("unhex(md5(string(value))) as id", "binary('x') as body")
+    with pytest.raises(PySparkException, match=r"a stream cannot write a store. Write one for each batch: .*foreachBatch"):
+        stream.writeStream.format("msgstore").option("checkpointLocation", str(tmp_path)).start(
+            str(tmp_path)
+        ).awaitTermination()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -331,6 +364,9 @@ def test_directory_that_executor_lacks_fails_query(tmp_path, relation, is_mount_
         ({"path": "s", "where": "file = 'a or b'"}, "s: there is no such file"),
         ({"path": str(DATA / "kestrel")}, 'The source kestrel can read it: .option("source", "kestrel") (broken'),
         ({"path": "s", "where": "body = 1"}, "'body = 1' is no condition. Its parts are: id, offset"),
+        ({"path": "s", "where": "offset == 64"}, "'offset == 64' is no condition. Its parts are: id, offset"),
+        ({"path": "s", "where": "node = 'a'"}, "A directory name=value is chosen by the path: .load('.../name=value')"),
+        ({"path": "s", "refcounts": "c.csv"}, "unknown option 'refcounts': a store has all records, live or dead. Join with"),
         ({"path": "s", "where": "id = 'x'"}, "\"'x'\" is no value of id"),
         ({"path": "s", "where": "size > 1", "relation": "damage"}, "only the relation 'records' has conditions"),
         ({"path": "s3a://bucket/store"}, "Mount the bucket"),

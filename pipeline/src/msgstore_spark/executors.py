@@ -58,8 +58,10 @@ def fingerprint() -> dict[str, str]:
     catalogue = msgstore.load_catalogue(disabled_plugins())
     found: defaultdict[str, list[str]] = defaultdict(list)
     found["Python"] = [".".join(platform.python_version_tuple()[:2])]
-    for distribution in ("msgstore", "msgstore-spark"):
-        found[distribution] = [f"{distribution} {metadata.version(distribution)}"]
+    plugins = {one.provider.distribution for one in catalogue.registrations} - {"msgstore", "msgstore-spark"}
+    for name, version in _distributions()[0].items():
+        if name not in plugins:  # also a library of a plugin
+            found[name] = [f"{name} {version}"]
     version = metadata.version("pyarrow")
     is_new = int(version.split(".")[0]) >= MIN_ARROW_VERSION  # all versions that are new enough are equal
     found["pyarrow"] = [f"pyarrow {MIN_ARROW_VERSION} or newer" if is_new else f"pyarrow {version}"]
@@ -104,9 +106,11 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
 
 def no_executor(spark: SparkSession) -> SparkUnavailable:
     """Return the error for a cluster without executors."""
+    asked = {"spark.cores.max": "all", "spark.executor.cores": "all", "spark.executor.memory": "1g"}
+    settings = ", ".join(f"{name} {spark.sparkContext.getConf().get(name, value)}" for name, value in asked.items())
     return SparkUnavailable(
-        f"{spark.sparkContext.master}: no executor within {TIMEOUT_SECONDS:g} s. Check that it has workers with enough cores "
-        "and memory (spark.cores.max, spark.executor.cores, spark.executor.memory)"
+        f"{spark.sparkContext.master}: no executor within {TIMEOUT_SECONDS:g} s. Check that it has a worker with enough cores "
+        f"and memory: {settings}"
     )
 
 
@@ -121,12 +125,12 @@ def _problems(here: Mapping[str, str], answer: Answer) -> list[str]:
     lines = [
         f"{path}: {why}. Executors need it under this path, and permission to read it"
         for path, why in answer["unreadable"].items()
-        if os.path.exists(path)  # noqa: PTH110 - on the driver; a segment may have been collected in the meantime
+        if os.access(path, os.R_OK)  # on the driver; a segment may have been collected in the meantime
     ]
     if len(lines) > MAX_SHOWN_PATHS:
         lines[MAX_SHOWN_PATHS:] = [f"... and {len(lines) - MAX_SHOWN_PATHS} more such files"]
     different = differences(here, answer["fingerprint"], missing)
-    return lines + different + (bring if different and missing else [])
+    return lines + different + (bring if missing else [])
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str], missing: Collection[str] = ()) -> list[str]:
@@ -162,14 +166,17 @@ def _remedy(wanted: Mapping[str, str], missing: Collection[str]) -> str:
 
 def _distributions() -> tuple[dict[str, str], list[str]]:
     """Return name and version of msgstore's distributions and the plugins that this Python has, and the names of the others
-    that they need."""
+    that they need, installed or not."""
     catalogue = msgstore.load_catalogue(disabled_plugins())
     left = ["msgstore", "msgstore-spark", *(one.provider.distribution for one in catalogue.registrations)]
     found: dict[str, str] = {}
     others: set[str] = set()
     while left:
         if (name := left.pop()) not in found:
-            found[name] = metadata.version(name)
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:  # a library whose wheel is missing
+                continue
             needed = [re.split(r"[^\w.-]", line)[0] for line in metadata.requires(name) or () if ";" not in line]
             left += [one for one in needed if one.startswith("msgstore")]
             others.update(one for one in needed if not one.startswith("msgstore"))
@@ -197,7 +204,7 @@ def _make_probe(paths: Sequence[str], needed: Sequence[str]) -> Callable[[int], 
         found["unreadable"] = {}
         for path in paths:
             try:
-                os.stat(path)  # noqa: PTH116 - paths are sent as text
+                os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
             except OSError as error:
                 found["unreadable"][path] = error.strerror
         for name in needed:
@@ -235,8 +242,8 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         where = f"on {host[1]}" if host else "executors"
         python = "Python" if is_remote() else spark.sparkContext.pythonExec
         raise ExecutorMismatch(
-            f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON, where this program runs, to "
-            f"a Python {fingerprint()['Python']} that is at the same path on every host; for DataFrames on this one, too"
+            f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON, where this program "
+            f"starts, to a Python {fingerprint()['Python']} that is at the same path on every host and on this machine"
         ) from None
     return [json.loads(row[0]) for row in rows]
 
@@ -270,6 +277,8 @@ def upload_wheels(spark: SparkSession, *wheels: str | os.PathLike[str]) -> None:
         digests[wheel] = hashlib.sha256(wheel.read_bytes()).digest()
         if _uploaded.get((session, wheel.stem), digests[wheel]) != digests[wheel]:
             raise ConfigError(f"{wheel}: this session has another wheel of this name. Begin another session.")
+    if not wheels:
+        raise ConfigError("upload_wheels: there is no wheel to upload")
     directory = Path(tempfile.mkdtemp(prefix="msgstore-spark-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)  # executors fetch from it during the whole session
     for wheel in digests:
@@ -289,7 +298,9 @@ def _check_wheel(wheel: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
+    except OSError as error:
+        raise ConfigError(f"{wheel}: {error.strerror}") from None
+    except zipfile.BadZipFile as error:
         raise ConfigError(f"{wheel}: cannot be read as a wheel ({error}). Try: pip wheel --no-deps NAME") from None
     if not any(name.endswith(".dist-info/METADATA") for name in names):
         raise ConfigError(f"{wheel}: is no wheel: there is no .dist-info in it. Try: pip wheel --no-deps NAME")

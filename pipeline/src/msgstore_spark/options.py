@@ -165,6 +165,12 @@ class WriteOptions:
         return cls(StoreSpec(_local(path), **parsed), **flags)
 
 
+_ELSEWHERE = {
+    "refcounts": "a store has all records, live or dead. Join with the lines of 'msgstore ls --json', or of the counts",
+}
+"""Options that people look for, in lower case, and what there is instead."""
+
+
 def parse_options(options: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
     """Return attributes and their values. The keys of ``options`` are in lower case."""
     parsed: dict[str, Any] = {}
@@ -173,6 +179,8 @@ def parse_options(options: Mapping[str, str], known: Collection[str]) -> dict[st
         name = names.get(key)
         if name is None:
             near = difflib.get_close_matches(key, names, n=1)
+            if key in _ELSEWHERE:
+                raise ConfigError(f"msgstore: unknown option {key!r}: {_ELSEWHERE[key]}")
             hint = f"did you mean {names[near[0]]!r}?" if near else f"there are: {', '.join(known)}"
             raise ConfigError(f"msgstore: unknown option {key!r}; {hint}")
         attribute, parse = _PARSERS.get(name, (name, str))
@@ -236,7 +244,7 @@ def _int64(text: str) -> int:
     return max(-(2**63), min(2**63 - 1, int(text)))
 
 
-_CONDITION = re.compile(r"\s*(id|offset|size|type|file)\s*(=|<=|>=|<|>|in\b)\s*(.*?)\s*", re.IGNORECASE | re.DOTALL)
+_CONDITION = re.compile(r"\s*(id|offset|size|type|file)\s*(=|<=|>=|<|>|in\b)\s*([^=<>\s].*?)\s*", re.IGNORECASE | re.DOTALL)
 _LITERALS: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "id": (re.compile(r"[xX]'([0-9a-fA-F]{32})'"), bytes.fromhex),
     "file": (re.compile(r"'([^']*)'"), str),
@@ -261,7 +269,7 @@ def _condition(text: str) -> Condition:
     if not match:
         raise ValueError(
             f"{text.strip()!r} is no condition. Its parts are: id, offset, size, type or file; =, <, <=, >, >= or in; a value. "
-            "Conditions are joined by and"
+            "Conditions are joined by and. A directory name=value is chosen by the path: .load('.../name=value')"
         )
     name, function, given = match[1].lower(), _FUNCTIONS[match[2].lower()], match[3]
     pattern, convert = _LITERALS.get(name, _LITERALS["number"])

@@ -31,7 +31,7 @@ def full_schema(options: ReadOptions, found: JobInputs) -> tuple[pa.Schema, tupl
     if options.relation == "damage":
         return DAMAGE, ()
     if options.relation == "segments":
-        return SEGMENTS, ()
+        return SEGMENTS.append(pa.field("modified", MODIFIED)), ()
     known = records_schema(found.inputs, options.codec())
     taken = {name.lower() for name in known.names}
     more = {} if "modified" in taken else {"modified": pa.field("modified", MODIFIED)}

@@ -110,22 +110,24 @@ def _check_planner(python: str) -> None:
     from msgstore_spark.executors import differences, fingerprint
 
     here, why, details = fingerprint(), "", list[str]()
+    remedy = "Install the driver's packages there, or make a link to an environment that has them."
     try:
         done = subprocess.run([python, "-c", _FINGERPRINT], check=False, capture_output=True)
     except OSError:
-        why = "cannot be run"
+        why, remedy = "cannot be run", "Make a link there to an environment with the driver's packages."
     else:
         version, *found = done.stdout.decode().splitlines() or [""]
         if version and version != here["Python"]:
             log.warning("PYSPARK_PYTHON: %s is %s", python, differences(here, {"Python": version})[0])
         elif done.returncode:
             why = "cannot import msgstore_spark"
+            remedy = "upload_wheels() brings it for all but streams: for these, install the driver's packages there."
         elif details := differences(here, json.loads(found[-1])):
             why = "differs from the driver's Python"
     if why:
         log.warning(
-            "PYSPARK_PYTHON: %s %s on this machine, where Spark plans queries of DataFrames with it. Install the driver's "
-            "packages there, or make a link to an environment that has them. Jobs do not need it", python, why,
+            "PYSPARK_PYTHON: %s %s on this machine, where Spark plans queries of DataFrames with it. %s Jobs do not need it",
+            python, why, remedy,
         )  # fmt: skip
     for line in details:
         log.warning("%s: %s", python, line)

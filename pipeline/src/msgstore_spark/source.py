@@ -12,19 +12,21 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import RECORD
 from msgstore.jobs.inputs import JobInputs
 from msgstore.jobs.messages.columns import MESSAGES
 from msgstore_spark.messages import MessageOptions, MessageReader
 from msgstore_spark.options import ReadOptions
-from msgstore_spark.schemas import columns, constants_of, full_schema
+from msgstore_spark.schemas import MODIFIED, columns, constants_of, full_schema
 from msgstore_spark.streams import NoStream, SegmentStreamReader
 from msgstore_spark.tasks import SegmentPartition, freeze_imports, join_small, name_host, require_directory
 from msgstore_spark.writer import StoreWriter
@@ -89,6 +91,12 @@ class MsgStoreSource(DataSource):
         """Return the writer of a new store. In every mode, existing data at the destination is an error."""
         return StoreWriter(self.options, schema)
 
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - PySpark's name
+        raise ConfigError(
+            "msgstore: a stream cannot write a store. Write one for each batch: .writeStream.foreachBatch(lambda frame, "
+            'number: frame.write.format("msgstore").mode("append").save(f"{DIRECTORY}/{number}"))'
+        )
+
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
         if _is_of_messages(given := self._given(schema)):
             return NoStream("msgstore: messages of a source are read with spark.read; there is no stream of them")
@@ -146,7 +154,7 @@ class SegmentReader(DataSourceReader):
         assert isinstance(partition, SegmentPartition)
         with name_host():
             for found in partition.inputs:
-                require_directory(found.path)
+                require_directory(found.path, is_read=self._options.relation == "records")  # nothing else would name it
             for batch in join_small(self._batches(partition)):
                 yield batch.select(self._schema.names).rename_columns(self._asked.names).cast(self._asked)
         freeze_imports()
@@ -166,7 +174,8 @@ class SegmentReader(DataSourceReader):
         elif self._options.relation == "damage":
             yield damage_batch(partition.inputs)
         else:
-            yield segments_batch(partition.inputs)
+            changed = [constants_of(found, ["modified"])["modified"] for found in partition.inputs]
+            yield segments_batch(partition.inputs).append_column("modified", pa.array(changed, MODIFIED))
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the list of all segments: a task receives its own partition."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import pwd
 import re
 import socket
 import sys
@@ -20,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import InputPartition
 
-from msgstore.contract import Columns, ConfigError, PluginError, StoreError
+from msgstore.contract import Columns, ConfigError, PluginError, StoreError, StoreIOError
 from msgstore.jobs.columns.sums import fixed_width, int64
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.reading.segment_check import SegmentRange
@@ -170,9 +171,12 @@ def on_disk(*frames: DataFrame | None) -> Iterator[None]:
 
 @contextmanager
 def name_host() -> Iterator[None]:
-    """Name this host and its Python in the error for a plugin that is missing on an executor, and not on the driver."""
+    """Name this host, its Python and its user in errors that the driver would not have: a plugin that is missing, or a path
+    that may not be written."""
     try:
         yield
+    except StoreIOError as error:
+        raise type(error)(f"{_here()}, user {_user()}: {error}") from error
     except PluginError as error:
         reason = re.sub(r" Did you mean '[^']*'\?", "", str(error)).rstrip(".")  # the driver has the plugin
         raise type(error)(f"{_here()}: {reason}. check_executors(spark) compares all executors with the driver.") from error
@@ -182,22 +186,32 @@ def _here() -> str:
     return f"on {socket.gethostname()} ({sys.executable})"
 
 
-def require(path: str) -> None:
-    """Raise StoreError if this host does not have a path that the driver has."""
+def _user() -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(os.geteuid()).pw_name
+    return str(os.geteuid())
+
+
+def require(path: str, *, is_read: bool = False) -> None:
+    """Raise StoreError if this host does not have a path that the driver has, or with ``is_read`` may not read it."""
     try:
-        os.stat(path)  # noqa: PTH116 - a Path takes longer, and there may be 100,000 segments
+        if is_read:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        else:
+            os.stat(path)  # noqa: PTH116 - a Path takes longer, and there may be 100,000 segments
     except OSError as error:
         reason = f"{path}: {error.strerror}. Executors need it under this path, and permission to read it"
-        raise StoreError(f"{_here()}: {reason}") from error
+        raise StoreError(f"{_here()}, user {_user()}: {reason}") from error
 
 
-def require_directory(segment: str) -> None:
+def require_directory(segment: str, *, is_read: bool = False) -> None:
     """Raise StoreError if this host does not have the directory of a segment: the rows of all its segments would be missing.
 
-    A segment that was deleted since the driver listed it, as by a collection, is no error: others are in its directory.
+    A segment that was deleted since the driver listed it, as by a collection, is no error: others are in its directory. With
+    ``is_read``, one that this host may not read is.
     """
     try:
-        require(segment)
+        require(segment, is_read=is_read)
     except StoreError as error:
         directory, name = os.path.split(segment)
         names: list[str] = []

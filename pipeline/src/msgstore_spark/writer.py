@@ -2,9 +2,9 @@
 
     df.select("id", "body").write.format("msgstore").mode("append").option("format", "v2").save("rescued")
 
-Columns: ``id`` (16 bytes, or text of 32 hexadecimal digits), ``body`` (stored body), and optionally ``references`` (default:
-1). Other columns are refused, unless ``ignoreOthers`` is true. Rows with the same id and body become one message, and their
-references are added. Two bodies of one id fail the write.
+Columns: ``id`` (16 bytes, or text of 32 hexadecimal digits), ``body`` (stored body), and optionally ``references``. Other
+columns are refused, unless ``ignoreOthers`` is true. Rows with the same id and body become one message: its references are the
+sum of the column, or 1. Two bodies of one id fail the write.
 
 The store is always a new one. Spark has the modes ``append`` and ``overwrite`` for sources like this. In both modes, the
 destination must not exist or must be an empty directory. Nothing is ever overwritten. With ``ifExists`` set to ``ignore``,

@@ -93,7 +93,8 @@ def _refuse_damage(found: SegmentInput, form: OpenFormat, data: Buffer, scan: Se
     report = SegmentReport(path, form, len(data), with_conflicts(path, form, data, scan))
     if spans := list(damaged_spans(report)):
         more = f", and {len(spans) - 1} more damaged spans" if len(spans) > 1 else ""
-        raise UnreadableSegmentError(f"{spans[0].size} bytes at offset {spans[0].offset} are damaged: {spans[0].reason}{more}")
+        what = f"{spans[0].size} bytes at offset {spans[0].offset} are damaged: {spans[0].reason}{more}"
+        raise UnreadableSegmentError(f"{what}. 'msgstore salvage' copies every intact record")
 
 
 def _is_changed(found: SegmentInput, stretch: SegmentRange) -> bool:
