@@ -143,7 +143,7 @@ class Reader:
                 pass
             except Exception as error:
                 if (broken := blame(error)) is not None:
-                    raise BrokenPlugin(f"{directory}: {broken}") from error
+                    raise BrokenPlugin(f"{directory}: message {msg_id.hex()}: {broken}") from error
                 raise
             return slow_path(msg_id)
 
