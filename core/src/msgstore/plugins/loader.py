@@ -305,7 +305,8 @@ def _register(manager: pluggy.PluginManager, entry_point: metadata.EntryPoint, k
 def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[str]:
     """Yield problems of a plugin whose hooks are never called: pluggy ignores functions without ``hookimpl``."""
     implemented = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
-    hooks = [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS]
+    names = vars(plugin) if isinstance(plugin, types.ModuleType) else dir(plugin)
+    hooks = [hook for hook in (*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS) if hook in names]
     unmarked = [
         hook for hook in hooks if hook not in implemented and inspect.isroutine(inspect.getattr_static(plugin, hook, None))
     ]
