@@ -251,7 +251,7 @@ def test_check_creates_backends_with_their_examples(monkeypatch):
 
 def test_option_that_selects_the_backend_is_refused():
     from msgstore.contract import BodyCodecDescriptor
-    from msgstore.plugins.loader import check_descriptor
+    from msgstore.plugins.descriptor_checks import check_descriptor
 
     options = attrs.make_class("Options", {"use": attrs.field(default="", type=str)})
     with pytest.raises(ValueError, match="an option cannot be named 'use'"):

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from msgstore.contract import Capability, SegmentFormatDescriptor, SinkDescriptor
-from msgstore.plugins.loader import RESERVED_EXTENSIONS, check_descriptor
+from msgstore.plugins.descriptor_checks import RESERVED_EXTENSIONS, check_descriptor
 from msgstore.units import parse_duration, parse_size
 
 CENTURY = 36_500 * 86400

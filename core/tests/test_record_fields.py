@@ -27,7 +27,7 @@ from msgstore.contract import (
 from msgstore.files import Files
 from msgstore.jobs import inputs
 from msgstore.jobs.workers import worker_catalogue
-from msgstore.plugins.loader import check_descriptor
+from msgstore.plugins.descriptor_checks import check_descriptor
 from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
 from msgstore.scan.segment import check_values, fields_as_json, values_of
 

@@ -11,8 +11,9 @@ import attrs
 
 from msgstore.contract import BrokenPlugin, Descriptor, MsgStoreError, RecordTypeDescriptor
 from msgstore.plugins.catalogue import Catalogue
+from msgstore.plugins.descriptor_checks import CONTRACT_METHODS
 from msgstore.plugins.frames import nearest, package_of
-from msgstore.plugins.loader import CONTRACT_METHODS, comes_from_outside, find_entry_points, load
+from msgstore.plugins.loader import comes_from_outside, find_entry_points, load
 
 PLUGIN_FAILED = "plugin failed"
 """In the reason for a segment that is unreadable or skipped because of a plugin. No fault of the segment."""

@@ -36,18 +36,10 @@ from msgstore.contract import (
     SourceDescriptor,
 )
 from msgstore.error_texts import first_line
+from msgstore.plugins.descriptor_checks import extensions_of, missing_names
 from msgstore.plugins.frames import nearest, package_of, package_of_factory, place_of
 from msgstore.plugins.known import KNOWN_BODIES, KNOWN_DISTRIBUTIONS, KNOWN_EXTENSIONS, NOUNS
-from msgstore.plugins.loader import (
-    Loaded,
-    Provider,
-    Registration,
-    comes_from_outside,
-    extensions_of,
-    find_entry_points,
-    load,
-    missing_names,
-)
+from msgstore.plugins.loader import Loaded, Provider, Registration, comes_from_outside, find_entry_points, load
 
 D = TypeVar("D", bound=Descriptor)
 _Exceptions = type[BaseException] | tuple[type[BaseException], ...]

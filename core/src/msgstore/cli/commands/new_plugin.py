@@ -21,7 +21,7 @@ import msgstore
 from msgstore.cli import options, output
 from msgstore.contract import CONTRACT_VERSION, ConfigError
 from msgstore.plugins.catalogue import load_catalogue
-from msgstore.plugins.loader import RESERVED_EXTENSIONS
+from msgstore.plugins.descriptor_checks import RESERVED_EXTENSIONS
 
 _SKELETONS = resources.files("msgstore.cli") / "skeletons"
 _STORE_EXTENSIONS = {".rdq", ".sqs", ".rdt", *RESERVED_EXTENSIONS}
