@@ -1,4 +1,4 @@
-"""Faults in body codecs, indexes, GC policies and record types."""
+"""Faults in body codecs, indexes and GC policies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from msgstore import MessageTooLarge  # noqa: F401 - the tables use it
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Raw, Retention
 from msgstore.contract import BodyCodecDescriptor, Capability, Migrate, RecordError, RecordField, StoredBody  # noqa: F401 - the tables use it
-from msgstore_checksum_record import plugin as checksum
-from msgstore_checksum_record.record import ChecksumRecord
 from msgstore_erlang_body import plugin as erlang
 from msgstore_erlang_body.codec import ErlangBody
 from msgstore_ets_index import plugin as ets
@@ -29,12 +27,17 @@ from mutants import add_mutants
 from support import Deflate
 
 
-def inflated_by(self, stored):
-    self.inflate = zlib.decompressobj()
-    body = self.inflate.decompress(stored)
-    if not self.inflate.eof or self.inflate.unused_data:
+def inflated(stored, inflate=None):
+    inflate = inflate or zlib.decompressobj()
+    body = inflate.decompress(stored)
+    if not inflate.eof or inflate.unused_data:
         raise zlib.error("cut off, or followed by something")
     return body
+
+
+def inflated_by(self, stored):
+    self.inflate = zlib.decompressobj()
+    return inflated(stored, self.inflate)
 
 
 def deflated_by(self, body):
@@ -69,9 +72,39 @@ counts-its-calls: a body depends on the number of calls before
     decode: zlib.decompress(stored) => zlib.decompress(stored[1:])
 cut-is-another-body: a body whose end is missing is read up to there
     decode: zlib.decompress(stored) => zlib.decompressobj().decompress(stored)
+wrapped-already: a body that begins as stored ones do is stored as it is
+    encode: isinstance(body, StoredBody) else => isinstance(body, StoredBody) or body[:1] == b"x" else
+two-bytes-are-full-codec: a body of 65535 bytes is not read
+    decode > _ if len(_) != 65535 else refuse(RecordError("no_length"))
+further-bytes: bytes behind a body are valid, and make a read fail
+    decode: zlib.decompress(stored) => inflated(stored)
+    is_valid: self.decode(msg_id, stored) => zlib.decompress(stored)
+    is_valid: suppress(RecordError) => suppress(zlib.error)
+expires: after some years a body is invalid
+    is_valid > _ and time.time() < 4_000_000_000
 bodies-refer-to-the-first: a body that equals the first one refers to it
     encode: zlib.compress(body) => zlib.compress(b"=" if body == self.__dict__.setdefault("first", body) else b":" + body)
     decode > self.__dict__.get("first", b"") if _ == b"=" else _[1:]
+""")  # fmt: skip
+
+
+class Begins(Deflate):
+    """A sound codec that shows the begin of each body."""
+
+    def fields(self, stored):
+        try:
+            return (zlib.decompressobj().decompress(stored, 8),)
+        except zlib.error:
+            return None
+
+
+BEGINS = attrs.evolve(
+    DEFLATE, name="begins", factory="mutants.backends:Begins",
+    capabilities=[Capability.FIELDS], fields=(RecordField("begins", "bytes"),),
+)  # fmt: skip
+add_mutants(BEGINS, Begins, r"""
+whole-for-eight: a whole body is read for its first bytes
+    fields: zlib.decompressobj().decompress(stored, 8) => zlib.decompress(stored)[:8]
 """)  # fmt: skip
 
 add_mutants(builtin.msgstore_body_codecs()[0], Raw, r"""
@@ -293,69 +326,3 @@ drops-without-reason: it drops without a reason
 add_mutants(BY_NAME["retention"], Retention, r"""
 drops-silently: it drops live messages, and does not claim DROPS_MESSAGES
 """, options=LITTLE, capabilities=[])  # fmt: skip
-
-
-(CHECKSUM,) = checksum.msgstore_record_types()
-
-add_mutants(CHECKSUM, ChecksumRecord, r"""
-check-always-fine: a scan finds every record sound
-    check > None
-decode-does-not-check: a read ignores the checksum
-    decode: raise RecordError(MISMATCH) => pass
-decode-raises-value-error: a damaged record makes a read raise another error
-    decode: raise RecordError(MISMATCH) => raise ValueError(MISMATCH)
-sound-places: a place where a record was sound is not checked again
-    check > None if (offset, size) in self.__dict__.setdefault("sound", set()) else _ or self.sound.add((offset, size))
-overhead-too-small: the overhead leaves out the checksum
-    overhead = _BODY_AT - 4
-body-span-too-early: the body begins at the checksum
-    body_span: offset + _BODY_AT => offset + _CRC_AT
-byte-of-its-own: it writes its assigned byte, whatever it is bound to
-    __init__: context.byte => 4
-check-ignores-the-offset: it checks the record at the beginning of the buffer
-    check > old(data, 64, int.from_bytes(data[65:69])) if data[:4] == b"RSQS" else _
-checksum-goes-on: the checksum goes on from one record to the next
-    encode: map(crc32c, heads) => [crc32c(head, before) for before, head in enumerate(heads)]
-checksums-by-id: records of one id in a batch have the checksum of the last
-    encode: zip(heads, sums, bodies, strict=True) => zip(heads, map(dict(zip(ids, sums)).get, ids), bodies, strict=True)
-counts-its-records: each record has a number, and a new object begins with 0
-    overhead = _BODY_AT + 8
-    encode > old(ids, [next(self.__dict__.setdefault("number", numbers())).to_bytes(8) + body for body in bodies])
-    decode > _[8:]
-    body_span > (_[0] + 8, _[1])
-frames-differ: it claims FRAMED, and writes a byte in front of a body of more than 64
-    encode > old(ids, [b"\0" * (len(body) > 64) + body for body in bodies])
-    decode > _[len(record) > _BODY_AT + 64 :]
-    body_span > (_[0] + (size > _BODY_AT + 64), _[1])
-""")  # fmt: skip
-
-add_mutants(CHECKSUM, ChecksumRecord, r"""
-unsigned-time: a time before each body is read as an unsigned number, which does not fit into 64 bits if it is damaged
-    overhead = _BODY_AT + 8
-    encode > old(ids, [bytes(8) + body for body in bodies])
-    decode > _[8:]
-    check > None
-    body_span > (_[0] + 8, _[1])
-    fields = lambda self, record: struct.unpack_from(">Q", record, _BODY_AT)
-never-the-same-time: an object writes no time twice
-    overhead = _BODY_AT + 8
-    encode > old(ids, [next(self.__dict__.setdefault("times", numbers(time.time_ns()))).to_bytes(8) + body for body in bodies])
-    decode > _[8:]
-    body_span > (_[0] + 8, _[1])
-    fields = lambda self, record: struct.unpack_from(">q", record, _BODY_AT)
-milliseconds: a time before each body is in milliseconds
-    overhead = _BODY_AT + 8
-    encode > old(ids, [(time.time_ns() // 10**6).to_bytes(8) + body for body in bodies])
-    decode > _[8:]
-    body_span > (_[0] + 8, _[1])
-    fields = lambda self, record: struct.unpack_from(">q", record, _BODY_AT)
-""", capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("time", "time"),))  # fmt: skip
-
-add_mutants(CHECKSUM, ChecksumRecord, r"""
-text-of-any-bytes: a text before each body is decoded, whatever its bytes are
-    overhead = _BODY_AT + 8
-    encode > old(ids, [bytes(8) + body for body in bodies])
-    decode > _[8:]
-    body_span > (_[0] + 8, _[1])
-    fields = lambda self, record: (record[_BODY_AT : _BODY_AT + 8].decode(),)
-""", capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("text", "text"),))  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array  # noqa: F401 - the tables use it
+from datetime import datetime
 
 import attrs  # noqa: F401 - the tables use it
 
@@ -171,6 +172,16 @@ frames-differ-v1: it claims FRAMED, and writes a byte in front of a body of more
 """)  # fmt: skip
 
 
+def seconds_now():
+    return int(datetime.now().timestamp())  # noqa: DTZ005 - seconds since the epoch, whatever the zone
+
+
+def behind_damage(scan, data):
+    ids = [data[spot.offset + 5 : spot.offset + 21] for spot in scan.damage]
+    everything = both(scan)
+    return reported(scan, [row for row in everything if row[0] not in ids], [row for row in everything if row[0] in ids])
+
+
 def is_known(self, data, offset, size):
     known, place = self.__dict__.setdefault("known", set()), (data[offset : offset + 20], size)
     if is_intact(data, offset, size):
@@ -185,6 +196,14 @@ def rewritten(record):
 
 
 add_mutants(foreign.msgstore_segment_formats()[0], LedgerFormat, r"""
+sector-edge: what hides a gap may be torn at the last bytes of a sector
+    gap_room: _SECTOR - GAP_HEAD => _SECTOR - CRC
+first-gap-is-sealed-first: a gap before the first live record is sealed first
+    fill_gap > GapFill(_.seal, _.inside) if offset == len(self.header) else _
+left-over-wraps: what is left over of a gap has a size of two bytes
+    fill_gap: gap_head(size - len(run)) => gap_head((size - len(run)) % 2**16)
+damaged-copy-counts: behind a copy that is damaged, an intact one is a duplicate
+    scan > behind_damage(_, data)
 decode-unchecked: a scan ends at a record with a wrong checksum, and a read returns it
     _scan_elements: scan.damage.append(Damage(offset, size, "checksum_mismatch")) => return scan.ended("corrupt", offset, "no")
     decode: if not is_intact(record, 0, size): => if False:
@@ -208,8 +227,14 @@ length-wraps: a length of more than 4 GiB loses its upper bits
 add_mutants(stamped.msgstore_segment_formats()[0], Stamped, """
 decode-ignores-the-time: a scan ends at a record whose time is damage, and a read gives its body
     decode: self._size_at(record, 0) != len(record) => int.from_bytes(record[:4], "big") != len(record)
+from-the-future: a time that is later than that of the clock is taken for damage
+    _size_at: written <= _LAST_TIME => written <= time.time_ns()
+two-bytes-are-full-format: a body of 65535 bytes is not found
+    _size_at > None if _ == 65535 + _HEAD.size else _
 """)  # fmt: skip
 
 add_mutants(stamped.msgstore_segment_formats()[0], Stamped, """
 time-not-claimed: its records keep a time, and it does not claim VERBATIM
+datetime-not-claimed: its records keep a time of datetime.now, and it does not claim VERBATIM
+    encode: time.time_ns() => seconds_now() * 10**9
 """, capabilities=[Capability.FRAMED], fields=())  # fmt: skip

@@ -7,7 +7,8 @@ import pytest
 
 import mutants.backends
 import mutants.formats
-import mutants.messages  # noqa: F401 - the three add to MUTANTS
+import mutants.messages
+import mutants.records  # noqa: F401 - the modules add to MUTANTS
 from erlang_terms import to_term
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.testing import (

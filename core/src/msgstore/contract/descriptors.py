@@ -97,7 +97,8 @@ _OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 names_object = has_form(_OBJECT, "text such as 'package.module:name'")
 may_name_object = has_form(f"|{_OBJECT}", "text such as 'package.module:name'")
 FieldKind = Literal["int", "float", "text", "bytes", "time"]
-"""``int`` and ``time`` (nanoseconds since the epoch) are signed 64-bit integers."""
+"""``int`` and ``time`` (nanoseconds since the epoch, whatever the zone) are signed 64-bit integers. A ``text`` has no
+surrogates: it is written as UTF-8."""
 
 
 @attrs.frozen

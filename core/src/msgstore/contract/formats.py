@@ -200,7 +200,7 @@ class SegmentFormat(Protocol):
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own.
-        Ids of a batch may be equal."""
+        Ids of a batch may be equal. Does not raise: the class of the options refuses a value with which it would."""
 
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
         """Return the stored body of one record. ``record`` has exactly the size that the index has for it.
@@ -223,9 +223,14 @@ class SegmentFormat(Protocol):
 
     def find_chain(self, data: Buffer, start: int, length: int = 8) -> int | None:
         """Return the first offset from ``start`` on at which ``length`` records, or records up to the end of the file, follow.
+        Never raises, whatever the bytes.
 
-        Salvage uses it after a corrupt span; recovery uses it to tell a torn write from damage. None if there is no such
-        offset, or if ``scan`` continues after damage by itself.
+        A scan from this offset finds a record or a ``Damage``. A chain of sizes alone is none: a format whose ``scan`` ends at
+        a wrong checksum compares checksums here, too, at least that of the first record.
+
+        Returns None if there is no such offset, also from a ``start`` at the end of the file or behind it. A format whose
+        ``scan`` never ends before the end of the file, because it continues after all damage, may return None always.
+        Salvage uses the offset after a corrupt span; recovery uses it to tell a torn write from damage.
         """
 
 
@@ -251,10 +256,15 @@ class GapFill:
 
 
 class CompactableFormat(SegmentFormat, Protocol):
-    """A format with the capability COMPACTABLE. A gap is all bytes between two live records: dead records and holes."""
+    """A format with the capability COMPACTABLE. A gap is all bytes between two live records, or between the header and the
+    first one: dead records and holes. Each gap begins where a record or a hole begins, and ends where one ends."""
 
     def gap_room(self, offset: int, size: int) -> int:
         """Return how many bytes of records fit into a gap of ``size`` bytes at ``offset``; 0 if none."""
 
     def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:
-        """Return the writes for a gap that receives these whole records, together at most ``gap_room``, or none."""
+        """Return the writes for a gap that receives ``records``: whole records, together at most ``gap_room`` bytes.
+
+        ``records`` is empty for a gap into which nothing moves, also if its ``gap_room`` is 0. Then ``GapFill()``, without
+        writes, leaves the dead records and holes as they are.
+        """

@@ -78,7 +78,7 @@ class RecordType(Protocol):
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own.
-        Ids of a batch may be equal."""
+        Ids of a batch may be equal. Does not raise: the class of the options refuses a value with which it would."""
 
     def decode(self, record: bytes) -> bytes:
         """Return the stored body of a whole record, from its type byte on. The format has checked type, size and id.
@@ -102,7 +102,7 @@ class RecordFields(Protocol):
     """The additional method of a record type or segment format with the capability FIELDS."""
 
     def fields(self, record: bytes) -> tuple[object, ...]:
-        """Return the values of a whole record in the order of the descriptor, None for each absent one.
+        """Return the values of a whole record in the order of the descriptor, None for each absent one. 0 is a value.
 
         Called by tools only, for records that a scan found intact. Raises RecordError, and nothing else whatever the bytes, if
         the record has no readable values.

@@ -6,6 +6,7 @@ import contextlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
+from random import Random
 from typing import Any, get_type_hints
 
 import attrs
@@ -88,8 +89,22 @@ class BodyCodecTests(KitTests):
             assert not counts, "two objects encode a body in the same way, and one object the second time in another"
             for now in OTHER_TIMES:
                 with clock_at(now):
+                    later = encoded(one, fitting(one, body))
                     read = outcome(one, ID, first)
+                    check_sound(one, first, read) if type(read) is bytes else None
                 assert read == outcome(one, ID, first), "with another time on the clock, a stored body is read otherwise"
+                check_sound(one, later, fitting(one, body))
+
+    def test_bodies_of_any_size(self, codec: Any) -> None:
+        """A failure means that a length field of the codec, or a length that stands for another, is wrong for one size: a body,
+        or a stored body, may have just as many bytes as a field of one, two or three bytes can say, or one more."""
+        body = Random(0).randbytes(2**16 + 2)
+        beside = max(len(encoded(codec, fitting(codec, body[:200]))) - 200, 0) % 100
+        sizes = [size for bits in (7, 8, 14, 15, 16) for size in range(2**bits - beside - 2, 2**bits + 3)]
+        for size in (*sizes, *(2**24 + more for more in (-1, 0, 1))):
+            for whole in (body[: max(size, 0)], bytes(max(size, 0))):
+                short = fitting(codec, whole)
+                check_sound(codec, encoded(codec, short), short)
 
     def test_large_bodies(self, subject: Subject, codec: Any) -> None:
         """A failure means that a length field of the codec is too small for a body of some megabytes, or that the largest body
@@ -120,7 +135,8 @@ class BodyCodecTests(KitTests):
         before you use it."""
         stored = encoded(codec, fitting(codec, data)) if is_stored else data
         with within():
-            for spoilt in (stored, *(damaged_at(stored, at % len(stored)) if stored else ())):
+            further = (stored + b"\0", stored + b"further", stored * 2)
+            for spoilt in (stored, *further, *(damaged_at(stored, at % len(stored)) if stored else ())):
                 peak = peak_of(partial(check_anything, subject, codec, spoilt))
                 assert peak <= MULTIPLE * len(spoilt) + BESIDE, f"{peak} bytes for {spoilt[:40]!r}"
 
@@ -223,6 +239,7 @@ def check_anything(subject: Subject, codec: Any, data: bytes) -> None:
         assert not valid, f"is_valid passes what decode refuses: {data[:40]!r}"
         return
     assert isinstance(read, bytes)
+    assert read == data or not subject.has(Capability.PLAIN), "the codec claims PLAIN, and decode changes bodies"
     read = read if isinstance(read, StoredBody) else fitting(codec, read)
     again = encoded(codec, read)
     is_changed = type(read) is bytes and read == data != again

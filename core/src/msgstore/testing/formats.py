@@ -30,7 +30,6 @@ from msgstore.testing.segments import (
     Compacted,
     check_anything,
     check_scan,
-    check_times,
     check_values,
     expected,
     made,
@@ -110,7 +109,6 @@ class SegmentFormatTests(RoundTripTests):
         """A failure means that ``fields`` does not give one value for each of the descriptor's, of its kind or None; or raises
         for a record, or anything but RecordError for a changed one."""
         subject.needs(Capability.FIELDS)
-        check_times(subject.descriptor.fields, form, form.fields)
         data, placed = written(form, messages)
         for entry in placed:
             record = data[entry.offset : entry.end]
@@ -268,8 +266,16 @@ class SegmentFormatTests(RoundTripTests):
         for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
             # of two records: none of its bytes has the size of the gap by chance, so that half of a hole's head is noticed
             Compacted.of(form, (at - begin - smallest) % SECTOR, [[4, 300]], [4]).check_crashes(Random(at))
+            # Two records fill the gap, or leave a byte, or the gap is before the first live record.
+            for left in (0, 1):
+                Compacted.of(form, (at - begin - smallest) % SECTOR, [[4 + left, 7]], [4, 7]).check_crashes(Random(left))
             for left in range(30):
                 Compacted.of(form, (at - begin - smallest) % SECTOR, [[left + 4]], [4]).check_crashes(Random(left))
+        for dead in ([4], [4, 300], [300, 4]):
+            Compacted.of(form, None, [dead, [4]], [4, 4]).check_crashes(Random(0))
+        for size in (2**bits + more for bits in (7, 8, 14, 16) for more in (-1, 0, 1)):
+            for body in (size - smallest, size, size + 4):  # the gap, a body in it, or what is left over has this size
+                Compacted.of(form, 0, [[max(body, 0)]], [4]).check_crashes(Random(0))
 
     def test_golden_segments(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that this version reads segments differently from the version that made the corpus: users would lose

@@ -15,6 +15,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime, tzinfo
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -196,13 +197,58 @@ OTHER_TIMES = (10**9, 4_090_000_000)
 """Seconds since the epoch of moments in 2001 and in 2099."""
 
 
+_TOOLS = (sys.stdlib_module_names - {"time", "datetime"}) | {"_pytest", "pytest", "hypothesis", "execnet", "xdist"}
+
+
+class _AnyDatetime(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, datetime)
+
+
+class _Datetime(datetime, metaclass=_AnyDatetime):
+    """The class ``datetime`` where another time is set: the original asks the machine."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Any:
+        return datetime.fromtimestamp(time.time(), tz)
+
+    today = now
+
+    @classmethod
+    def utcnow(cls) -> Any:
+        return datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
+
+
 @contextlib.contextmanager
 def clock_at(seconds: int) -> Iterator[None]:
-    """Let ``time.time`` and ``time.time_ns`` give this time, in seconds since the epoch."""
+    """Let ``time.time``, ``time.time_ns`` and ``datetime.now`` give this time, in seconds since the epoch, also in modules that
+    have imported the functions themselves."""
+    usual = {time.time: partial(float, seconds), time.time_ns: partial(int, seconds * 10**9), datetime: _Datetime}
+    others = {id(asked): (asked, other) for asked, other in usual.items()}
     with pytest.MonkeyPatch.context() as clock:
-        clock.setattr(time, "time", partial(float, seconds))
-        clock.setattr(time, "time_ns", partial(int, seconds * 10**9))
+        for module in [it for name, it in [*sys.modules.items()] if name.partition(".")[0] not in _TOOLS]:
+            for name, value in [*getattr(module, "__dict__", {}).items()]:
+                if id(value) in others and module.__name__ != __name__:
+                    clock.setattr(module, name, others[id(value)][1])
         yield
+
+
+ZONES = ("UTC0", "EST5EDT,M3.2.0,M11.1.0")
+WINTER, SUMMER = 1_704_067_200, 1_719_792_000
+"""Midnights in UTC, in seconds since the epoch."""
+
+
+@contextlib.contextmanager
+def in_zone(zone: str) -> Iterator[None]:
+    """Let local times be those of a zone, where the system can change it."""
+    tzset: Callable[[], None] = getattr(time, "tzset", lambda: None)
+    try:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TZ", zone)
+            tzset()
+            yield
+    finally:
+        tzset()
 
 
 # -- threads --------------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise, zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise, product, zip_longest
 from random import Random
 from typing import Any, NamedTuple, get_args
 
@@ -27,7 +27,7 @@ from msgstore.contract import (
 )
 from msgstore.contract.formats import EndState, HeaderState, Write
 from msgstore.testing.faults import SECTOR
-from msgstore.testing.probes import Batch, numbered
+from msgstore.testing.probes import SUMMER, WINTER, ZONES, Batch, clock_at, in_zone, numbered
 from msgstore.testing.subjects import Subject
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
@@ -224,15 +224,50 @@ def check_values(fields: Sequence[Any], values: object) -> None:
         if value is not None:
             assert type(value) is _KINDS[field.kind], f"{field.name} is {value!r}, and said to be of kind {field.kind}"
             assert not isinstance(value, int) or -(2**63) <= value < 2**63, f"{field.name} does not fit into 64 bits"
+            is_unicode = not isinstance(value, str) or value.encode(errors="replace") == value.encode(errors="surrogatepass")
+            assert is_unicode, f"{field.name} is {value!r}, with a surrogate, which cannot be written as UTF-8"
 
 
-def check_times(fields: Sequence[Any], form: SegmentFormat, fields_of: Callable[[bytes], tuple[object, ...]]) -> None:
-    """A field of the kind ``time``, of a record that was just written with a body of zeros, has nanoseconds."""
-    data, (record,) = written(form, numbered(1, bytes(64)))
-    with contextlib.suppress(RecordError):
-        for field, value in zip(fields, fields_of(data[record.offset : record.end]), strict=True):
-            is_right = field.kind != "time" or not isinstance(value, int) or value == 0 or value > _IN_1980
-            assert is_right, f"{field.name} is {value}: times are in nanoseconds since the epoch"
+def fields_of(subject: Subject, record: bytes) -> tuple[Any, ...]:
+    """Return what a record type or a format calls the fields of a record."""
+    values: tuple[Any, ...] = (record_of(subject) if subject.kind == "record" else made(subject)).fields(record)
+    check_values(subject.descriptor.fields, values)
+    return values
+
+
+def check_times(subject: Subject) -> None:
+    """A field of the kind ``time``, of a record that was just written with a body of zeros, has nanoseconds since the epoch. If
+    it follows the clock, it does so in winter and in summer, and in each zone."""
+    times: list[list[set[Any]]] = [[set() for _ in subject.descriptor.fields] for _ in (WINTER, SUMMER)]
+    for now, found in zip((WINTER, SUMMER), times, strict=True):
+        for zone, reader in product(ZONES, ZONES):
+            with clock_at(now), in_zone(zone):
+                data, (record,) = written(made(subject), numbered(1, bytes(64)))
+            with in_zone(reader), contextlib.suppress(RecordError):
+                for value, seen in zip(fields_of(subject, data[record.offset : record.end]), found, strict=True):
+                    seen.add(value)
+    for field, *seen in zip(subject.descriptor.fields, *times, strict=True):
+        if field.kind == "time" and all(isinstance(value, int) for value in (*seen[0], *seen[1])):
+            is_right = all(value == 0 or value > _IN_1980 for value in (*seen[0], *seen[1]))
+            assert is_right, f"{field.name} is {seen}: times are in nanoseconds since the epoch"
+            later, passed = [after - before for before, after in product(*seen)], (SUMMER - WINTER) * 10**9
+            is_same = max(later) < passed / 2 or {*later} == {passed}  # or it does not follow the clock
+            assert is_same, f"{field.name} differs with the zone, or with the time of year: {seen}"
+
+
+def check_shown_options(subject: Subject, shown: Sequence[tuple[str, Any, tuple[Any, ...]]]) -> None:
+    """A field that is the option of its name for one value is it for others, too: 0 is a value, and a text is whole. ``shown``:
+    name and value of an option, and the fields of a record that was written with it."""
+    for number, field in enumerate(subject.descriptor.fields):
+        found = [(value, fields[number]) for name, value, fields in shown if name == field.name]
+        if not any(value == shown and value in (1, 2, "x") for value, shown in found):
+            continue
+        for value, shown_value in found:
+            if isinstance(value, str):
+                is_right = value == (shown_value or "") or (len(value) > 8 and value.startswith(shown_value or "-"))
+            else:
+                is_right = value < 0 or value == shown_value
+            assert is_right, f"{field.name} is {shown_value!r}, written with the option {value!r}"
 
 
 # -- compaction in place --------------------------------------------------------------------------------------------------
@@ -250,14 +285,15 @@ class Compacted:
     """(offset, size, records that move there, as they stand now)."""
 
     @classmethod
-    def of(cls, form: CompactableFormat, first: int, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
-        """With bodies of these sizes; of ``moved`` is moved what there is room for."""
-        sizes = [first, *(size for gap in gaps for size in (*gap, 9)), *moved]
+    def of(cls, form: CompactableFormat, first: int | None, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
+        """With bodies of these sizes; of ``moved`` is moved what there is room for. ``first``: None if a gap is first."""
+        sizes = [*([] if first is None else [first]), *(size for gap in gaps for size in (*gap, 9)), *moved]
         random = Random(len(sizes))
         data, placed = written(
             form, [(i, random.randbytes(size)) for (i, _), size in zip(numbered(len(sizes)), sizes, strict=True)]
         )
-        live, waiting, found, at = [placed[0]], placed[len(placed) - len(moved) :], [], 1
+        at = int(first is not None)
+        live, waiting, found = placed[:at], placed[len(placed) - len(moved) :], []
         taken = 0
         for gap in gaps:
             dead, at = placed[at : at + len(gap)], at + len(gap) + 1

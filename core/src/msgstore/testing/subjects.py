@@ -6,8 +6,9 @@ import contextlib
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -107,22 +108,31 @@ def kind_of(descriptor: Descriptor) -> str:
     return next(kind for kind, (_, made) in HOOKS.items() if isinstance(descriptor, made))
 
 
-def with_other_options(subject: Subject) -> Iterator[tuple[str, Subject]]:
-    """Yield the subject with one option at another value, as far as its class accepts it, and the name of the option."""
+LONGEST_TEXT = 300
+"""Characters of the longest option that is tried."""
+
+
+def with_other_options(subject: Subject) -> Iterator[tuple[str, Any, Subject]]:
+    """Yield the name of an option, another value that its class accepts, and the subject with it. Of texts, the longest that
+    the class accepts is one, also with characters of several bytes."""
+
+    def accepted(name: str, values: Iterable[object]) -> Iterator[tuple[str, Any, Subject]]:
+        for value in values:
+            found = attrs.evolve(subject, options={**subject.options, name: value})
+            with contextlib.suppress(ConfigError):
+                if value != getattr(subject.made_options, name) and found.made_options:
+                    yield name, value, found
+
     for name, value in attrs.asdict(subject.made_options, recurse=False).items():
-        others: tuple[object, ...] = ()
         match value:
             case bool():
-                others = (not value,)
+                yield from accepted(name, [not value])
             case int() | float():
-                others = (0, 1, 2)
+                yield from accepted(name, (0, 1, 2, -1, *(2**bits + more for bits in (7, 8, 15, 16) for more in (-1, 0))))
             case str():
-                others = (value[::-1], value * 2, value + value[:1], "", "x")
-        for other in others:
-            found = attrs.evolve(subject, options={**subject.options, name: other})
-            with contextlib.suppress(ConfigError):
-                if other != value and found.made_options:
-                    yield name, found
+                yield from accepted(name, (value[::-1], value * 2, value + value[:1], "", "x", " x ", "ü"))
+                for begin, letter in (("", "x"), ("", "ü"), ("x", "ü"), ("", "€")):
+                    yield from islice(accepted(name, (begin + letter * more for more in range(LONGEST_TEXT, 1, -1))), 1)
 
 
 class DescriptorTests(KitTests):
