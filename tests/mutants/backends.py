@@ -80,6 +80,12 @@ further-bytes: bytes behind a body are valid, and make a read fail
     decode: zlib.decompress(stored) => inflated(stored)
     is_valid: self.decode(msg_id, stored) => zlib.decompress(stored)
     is_valid: suppress(RecordError) => suppress(zlib.error)
+zero-id: a body of the id of zeros is cut
+    encode > _ if msg_id.strip(b"\0") or isinstance(body, StoredBody) else zlib.compress(body[:2])
+stored-bodies-have-a-limit: a StoredBody of more than two MiB is refused
+    encode > refuse(MessageTooLarge("more than two MiB")) if isinstance(body, StoredBody) and len(body) > 2**21 else _
+damage-is-stored: a damaged body is given back as it is
+    decode: raise RecordError("not_deflated", str(error)) from None => return StoredBody(stored)
 expires: after some years a body is invalid
     is_valid > _ and time.time() < 4_000_000_000
 bodies-refer-to-the-first: a body that equals the first one refers to it
@@ -216,6 +222,12 @@ def enter_again(self, entries):
     return entries
 
 
+def absorb_without_cancelled(older, newer):
+    for msg_id in [i for i, slot in newer.slots.items() if not slot and older.slots.get(i)]:
+        del older.slots[msg_id], newer.slots[msg_id]
+    older.absorb(newer)
+
+
 add_mutants(lmdb.msgstore_indexes()[0], LmdbIndex, r"""
 commit-takes-late-changes: a commit includes what came after freeze
     commit: environment = self._environment => environment = self.freeze({}) or self._environment
@@ -227,6 +239,10 @@ none-is-kept: a value of None is stored as an empty one
     freeze: dict(state) => {key: value or b"" for key, value in state.items()}
 keeps-the-mapping: freeze keeps the mapping that it is given
     freeze: dict(state) => state
+commit-cancels-removals: a removal is forgotten if an earlier freeze, before the same commit, has changed the entry
+    freeze: frozen[0].absorb(newest) => absorb_without_cancelled(frozen[0], newest)
+commit-takes-few: a commit leaves out what comes after 65536 entries
+    _write: ids = sorted(slots) => ids = sorted(slots)[: 2**16]
 failed-commit-drops-later: what is frozen while a commit fails is dropped
     _merge_frozen: frozen[-1].absorb(layer) => pass
 keys-unchecked: keys of state are not checked before the commit
@@ -251,6 +267,10 @@ read-only-repairs: read-only, it lets SQLite roll back what a killed process has
     _open: found = self._read(Path(copy, FILE)) => found = self._read(self._path)
 unreadable-is-damage: files that cannot be read are set aside as damage
     load: getattr(error, "sqlite_errorcode", sqlite3.SQLITE_NOTADB) & 0xFF not in _DAMAGE => False
+read-only-ignores-the-journal: read-only, half of a commit that a kill has cut short is read
+    _open: in (FILE, JOURNAL): => in (FILE,):
+close-does-not-wait: close does not wait for a commit that runs
+    close: with self._commit_lock: => if True:
 commit-unsynced: commits are never synced
     _read: 'FULL' if self._context.sync else 'OFF' => 'OFF'
 entries-before-state: entries and state are written in two transactions
@@ -294,6 +314,10 @@ rolls-dice: it depends on chance
     plan > [action for action in _ if random.random() < 0.5]
 remembers: it remembers what it wanted before
     plan > [action for action in _ if self.__dict__.setdefault(str(action), id(_)) == id(_)]
+keeps-its-plan: it returns a list that it keeps
+    plan > self.__dict__.setdefault("plans", {}).setdefault((tuple(segments), now), _)
+old-age-of-none: it leaves segments alone in a year before 2000
+    plan > _ if now > 10**9 else []
 large-ones-once: it names a segment in a store of more than a MB once only
     plan > _ if sum(s.size for s in segments) < 2**20 else new_ones(self, _)
 never-enough: it compacts compacted segments again
@@ -316,6 +340,14 @@ combines-with-itself: it combines a segment with itself
 combines-overlapping: it combines one segment with both of its neighbours
     plan: if taken.isdisjoint((left.number, right.number)): => if True:
 """)  # fmt: skip
+
+add_mutants(BY_NAME["retention"], Retention, r"""
+plans-once: it plans the same segments once, although they grow older
+    plan > self.__dict__.setdefault("planned", {}).setdefault(tuple(segments), _)
+unknown-is-old: a segment whose age is not known is as old as the epoch
+    plan: if s.sealed_at is not None) => if True)
+    plan: sorted((s.sealed_at, => sorted((s.sealed_at or 0.0,
+""", options={"max_age": "7d"})  # fmt: skip
 
 LITTLE = {"max_bytes": "2kB"}
 add_mutants(BY_NAME["retention"], Retention, r"""

@@ -229,6 +229,11 @@ decode-ignores-the-time: a scan ends at a record whose time is damage, and a rea
     decode: self._size_at(record, 0) != len(record) => int.from_bytes(record[:4], "big") != len(record)
 from-the-future: a time that is later than that of the clock is taken for damage
     _size_at: written <= _LAST_TIME => written <= time.time_ns()
+time-of-the-object: records have the time at which the object was made
+    __init__ > self.__dict__.update(made=time.time_ns())
+    encode: time.time_ns() => self.made
+time-never-goes-back: a clock that is set back is ignored
+    encode: time.time_ns() => self.__dict__.update(last=max(self.__dict__.get("last", 0), time.time_ns())) or self.last
 two-bytes-are-full-format: a body of 65535 bytes is not found
     _size_at > None if _ == 65535 + _HEAD.size else _
 """)  # fmt: skip

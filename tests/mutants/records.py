@@ -48,6 +48,8 @@ frames-differ: it claims FRAMED, and writes a byte in front of a body of more th
     encode > old(ids, [b"\0" * (len(body) > 64) + body for body in bodies])
     decode > _[len(record) > _BODY_AT + 64 :]
     body_span > (_[0] + (size > _BODY_AT + 64), _[1])
+empty-is-unchecked: a scan does not check records with an empty body
+    check > None if size == _BODY_AT else _
 two-bytes-are-full: a body of 65536 bytes is lost
     decode > _[: len(_) % 2**16 or None if len(_) != 2**16 else 0]
 """)  # fmt: skip

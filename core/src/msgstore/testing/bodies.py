@@ -36,6 +36,11 @@ LARGE = 2**20
 """Bytes of the largest body."""
 MULTIPLE, BESIDE = 1100, 4 * 2**20
 """Memory that damaged bytes may need: a multiple of their size, the largest factor of zlib, and a constant number of bytes."""
+TEXTS = (
+    b" text ", b"a\r\nb\rc\n", b"\0text\0", b"\xef\xbb\xbftext", b"\xff\xfet\0", b"\xf0\x9f\x92\xa9", b"\xed\xa0\x80", b"{}",
+    b"null", b"\x1f\x8b\x08\0", b"x\x9c", b"(\xb5/\xfd", b"\x83m\0\0", b"%00", b"=",
+)  # fmt: skip
+"""Bodies that a codec of texts, or one that looks for compressed bodies, may change."""
 _bodies = st.one_of(
     st.binary(max_size=200),
     st.integers(0, 5000).map(bytes),
@@ -71,7 +76,8 @@ class BodyCodecTests(KitTests):
             check_sound(reader, raw, body)
             as_new = outcome(codec, OTHER, raw) == outcome(subject.make(subject.made_options), OTHER, raw)
             assert as_new, "with another id, it reads what a new object does not read: it remembers the last body"
-            check_body(encoded(codec, StoredBody(raw)), raw, "encode of a StoredBody")
+            for stored_body in (raw, body):
+                check_body(encoded(codec, StoredBody(stored_body)), stored_body, "encode of a StoredBody")
             for like in (raw, raw[: len(raw) // 2] + body):  # a client may write what looks as if it were encoded
                 like = fitting(codec, like)
                 check_sound(reader, encoded(codec, like), like)
@@ -100,21 +106,27 @@ class BodyCodecTests(KitTests):
         or a stored body, may have just as many bytes as a field of one, two or three bytes can say, or one more."""
         body = Random(0).randbytes(2**16 + 2)
         beside = max(len(encoded(codec, fitting(codec, body[:200]))) - 200, 0) % 100
-        sizes = [size for bits in (7, 8, 14, 15, 16) for size in range(2**bits - beside - 2, 2**bits + 3)]
-        for size in (*sizes, *(2**24 + more for more in (-1, 0, 1))):
-            for whole in (body[: max(size, 0)], bytes(max(size, 0))):
+        sizes = [size for bits in range(11, 17) for size in range(2**bits - beside - 2, 2**bits + 3)]
+        for size in (*range(1030), *sizes, *(2**24 + more for more in (-1, 0, 1))):
+            for whole in (body[:size], bytes(size)):
                 short = fitting(codec, whole)
                 check_sound(codec, encoded(codec, short), short)
+        for text in TEXTS:
+            check_sound(codec, encoded(codec, text), text)
+            for msg_id in (OTHER, b"\xff" * 16):
+                check_body(codec.decode(msg_id, codec.encode(msg_id, text)), text, f"decode of {msg_id.hex()}")
 
     def test_large_bodies(self, subject: Subject, codec: Any) -> None:
-        """A failure means that a length field of the codec is too small for a body of some megabytes, or that the largest body
-        that it does not refuse as MessageTooLarge cannot be read, also if an option of the type Size is 1000. Or that
-        ``fields`` decodes more of a body than it shows: a few stored bytes may be gigabytes of body."""
+        """A failure means that a length field of the codec is too small for a body of some megabytes, that a large StoredBody
+        is refused or changed, or that the largest body that it does not refuse as MessageTooLarge cannot be read, also if an
+        option of the type Size is 1000. Or that ``fields`` decodes more of a body than it shows: a few stored bytes may be
+        gigabytes of body."""
         for limited in (codec, *with_low_limits(subject)):
             for body in (bytes(LARGE), b"\xff" * LARGE, bytes(range(256)) * (LARGE // 256), bytes(20 * LARGE)):
                 largest = fitting(limited, body)
                 stored = encoded(limited, largest)
                 check_sound(limited, stored, largest)
+                check_body(encoded(limited, StoredBody(body)), body, "encode of a StoredBody")
                 if subject.descriptor.fields:
                     peak = peak_of(partial(limited.fields, stored))
                     assert peak <= 16 * len(stored) + BESIDE, f"fields of {len(stored)} bytes takes {peak} bytes of memory"
@@ -141,11 +153,17 @@ class BodyCodecTests(KitTests):
                 assert peak <= MULTIPLE * len(spoilt) + BESIDE, f"{peak} bytes for {spoilt[:40]!r}"
 
     def test_bodies_that_are_cut(self, codec: Any) -> None:
-        """A failure means that a stored body whose end is missing is read as another body."""
+        """A failure means that a stored body whose end is missing is read as another body, or is called valid and given back as
+        it is: it is damage."""
         body = fitting(codec, b"body" * 99 + bytes(100))
         stored = encoded(codec, body)
         for size in range(len(stored)):
-            if codec.is_valid(ID, stored[:size]) and type(read := codec.decode(ID, stored[:size])) is bytes and read != body:
+            if not codec.is_valid(ID, stored[:size]):
+                continue
+            read = codec.decode(ID, stored[:size])
+            is_refused = type(read) is bytes or size < len(stored) // 2  # a shorter one may be of another writer
+            assert is_refused, f"the first {size} of {len(stored)} bytes are valid, and come as a StoredBody"
+            if type(read) is bytes and read != body:
                 again = len(encoded(codec, read))
                 assert again == size, f"the first {size} of {len(stored)} bytes are a valid body, which takes {again} bytes"
 

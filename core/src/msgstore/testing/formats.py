@@ -147,7 +147,7 @@ class SegmentFormatTests(RoundTripTests):
         sparse = _Sparse(data)
         sparse.holes = first.offset + 4096, first.end - 4096
         assert form.scan(sparse) == form.scan(data)
-        for start in (first.offset, first.offset + 1):
+        for start in (first.offset, first.offset + 1, sum(sparse.holes) // 2, first.end - 10):
             assert form.find_chain(sparse, start) == form.find_chain(data, start), f"find_chain from {start}"
 
     def test_bound_record_types(self, subject: Subject, form: SegmentFormat) -> None:
@@ -271,6 +271,8 @@ class SegmentFormatTests(RoundTripTests):
                 Compacted.of(form, (at - begin - smallest) % SECTOR, [[4 + left, 7]], [4, 7]).check_crashes(Random(left))
             for left in range(30):
                 Compacted.of(form, (at - begin - smallest) % SECTOR, [[left + 4]], [4]).check_crashes(Random(left))
+        for at in range(SECTOR - 64, SECTOR - 24):  # for what is longer at the begin of a gap
+            Compacted.of(form, (at - begin - smallest) % SECTOR, [[4, 300]], [4]).check_crashes(Random(at))
         for dead in ([4], [4, 300], [300, 4]):
             Compacted.of(form, None, [dead, [4]], [4, 4]).check_crashes(Random(0))
         for size in (2**bits + more for bits in (7, 8, 14, 16) for more in (-1, 0, 1)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, product, zip_longest
 from random import Random
@@ -19,6 +20,7 @@ from msgstore.contract import (
     Columns,
     CompactableFormat,
     FormatContext,
+    PluginError,
     RecordContext,
     RecordError,
     ScanEnd,
@@ -28,7 +30,7 @@ from msgstore.contract import (
 from msgstore.contract.formats import EndState, HeaderState, Write
 from msgstore.testing.faults import SECTOR
 from msgstore.testing.probes import SUMMER, WINTER, ZONES, Batch, clock_at, in_zone, numbered
-from msgstore.testing.subjects import Subject
+from msgstore.testing.subjects import Subject, with_other_options
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "text": str, "bytes": bytes, "time": int}
 _IN_1980 = 10 * 366 * 86400 * 10**9
@@ -141,6 +143,8 @@ def check_scan(form: SegmentFormat, data: Buffer, scan: SegmentScan, start: int 
     assert end.offset <= max(total, start), f"the end is at {end.offset}, the file has {total} bytes"
     assert end.state != "clean" or end.offset == max(total, start), f"the end is clean at {end.offset} of {total} bytes"
     assert scan.header in (None, *get_args(HeaderState)), f"the header is {scan.header!r}"
+    for reason in (*(spot.reason for spot in scan.damage), *([end.reason] if end.state == "corrupt" else ())):
+        assert re.fullmatch(r"[\w-]+", reason or ""), f"the reason of damage is {reason!r}, not one word"
     reported = [(spot.offset, spot.size, "damage") for spot in scan.damage]
     reported += [(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True)]
     for columns, what in ((scan.records, "record"), (scan.duplicates, "duplicate")):
@@ -255,7 +259,7 @@ def check_times(subject: Subject) -> None:
             assert is_same, f"{field.name} differs with the zone, or with the time of year: {seen}"
 
 
-def check_shown_options(subject: Subject, shown: Sequence[tuple[str, Any, tuple[Any, ...]]]) -> None:
+def _check_shown_options(subject: Subject, shown: Sequence[tuple[str, Any, tuple[Any, ...]]]) -> None:
     """A field that is the option of its name for one value is it for others, too: 0 is a value, and a text is whole. ``shown``:
     name and value of an option, and the fields of a record that was written with it."""
     for number, field in enumerate(subject.descriptor.fields):
@@ -268,6 +272,28 @@ def check_shown_options(subject: Subject, shown: Sequence[tuple[str, Any, tuple[
             else:
                 is_right = value < 0 or value == shown_value
             assert is_right, f"{field.name} is {shown_value!r}, written with the option {value!r}"
+
+
+def check_options(subject: Subject) -> None:
+    """With another value of an option, which its class accepts, records are written, and a reader with the default options
+    reads them; a scan with this value finds those that are written without it."""
+    data, placed = written(made(subject), [*numbered(3, b"body"), (bytes(16), b"")])
+    without, shown = attrs.evolve(subject, options={}), []
+    reader = made(without)
+    for name, value, other in with_other_options(subject):
+        try:
+            given = made(other)
+        except PluginError:  # the factory may refuse the option
+            continue
+        scan = given.scan(data)
+        is_same = (rows(scan.records), scan.damage, scan.end.state) == (expected(placed), [], "clean")
+        assert is_same, f"with {name} = {value!r}, a scan finds other records, or damage: {scan.end}"
+        more, found = written(given, [(record.msg_id, record.body) for record in placed])
+        check_records(reader, more, reader.scan(more).records, found)
+        for record in (more[it.offset : it.end] for it in found if subject.has(Capability.FIELDS)):
+            shown.append((name, value, fields_of(other, record)))
+            assert fields_of(without, record) == shown[-1][2], f"other fields are read without {name} = {value!r}"
+    _check_shown_options(subject, shown)
 
 
 # -- compaction in place --------------------------------------------------------------------------------------------------

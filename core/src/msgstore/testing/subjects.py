@@ -158,13 +158,24 @@ class DescriptorTests(KitTests):
         copy, summary = pickle.loads(pickle.dumps(subject.descriptor)), subject.descriptor.summary
         assert (copy, hash(copy)) == (subject.descriptor, hash(subject.descriptor))
         assert len(summary.splitlines()) == 1 <= len(summary.strip()), f"summary is {summary!r}, not one line of text"
+        for field in subject.descriptor.fields:
+            assert len(field.summary.splitlines()) < 2, f"the summary of the field {field.name} is not one line"
         assert isinstance(subject.made_options, subject.descriptor.options)
 
     def test_registering_it_imports_no_work(self, subject: Subject) -> None:
         """A failure means that the module of the entry point imports the module of the factory. Every program that opens any
-        store would pay for it: name the factory by its string, and import what it needs where it is."""
+        store would pay for it: name the factory by its string, and import what it needs where it is. Or that ``contract`` is
+        ``CONTRACT_VERSION``: write the version as a literal, because a later core has another contract than you have read."""
         module = subject.descriptor.factory.partition(":")[0]
         assert module != subject.provider.value, f"{module} is the module of the entry point itself"
-        code = f"import msgstore, sys; msgstore.load_catalogue(); sys.exit({module!r} in sys.modules)"
+        code = (
+            "import msgstore, msgstore.contract.descriptors as descriptors, sys\n"
+            "msgstore.contract.CONTRACT_VERSION = descriptors.CONTRACT_VERSION = later = (1, 999)\n"
+            "found = msgstore.load_catalogue().registrations\n"
+            f"late = [it for it in found if (it.kind, it.descriptor.name) == {subject.kind, subject.name}"
+            " and it.descriptor.contract == later]\n"
+            f"sys.exit(2 * bool(late) or {module!r} in sys.modules)"
+        )
         done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+        assert done.returncode != 2, "contract is CONTRACT_VERSION, and not a literal such as (1, 0)"
         assert done.returncode == 0, done.stderr or f"{subject.provider.value} imports {module}"
