@@ -13,6 +13,8 @@ import attrs
 
 from acme_sqlite_index import plugin as acme_sqlite
 from acme_sqlite_index.index import SqliteIndex
+from acme_zstd_body import plugin as zstd
+from acme_zstd_body.codec import ZstdBody
 from msgstore import MessageTooLarge  # noqa: F401 - the tables use it
 from msgstore.builtin import plugin as builtin
 from msgstore.builtin.policies import CombineNeighbours, HalfEmpty, Raw, Retention
@@ -108,6 +110,10 @@ BEGINS = attrs.evolve(
     DEFLATE, name="begins", factory="mutants.backends:Begins",
     capabilities=[Capability.FIELDS], fields=(RecordField("begins", "bytes"),),
 )  # fmt: skip
+add_mutants(zstd.msgstore_body_codecs()[0], ZstdBody, r"""
+lowest-level: with the lowest level, bodies are stored as they are
+    encode > bytes(body) if self._options.level == 1 else _
+""")  # fmt: skip
 add_mutants(BEGINS, Begins, r"""
 whole-for-eight: a whole body is read for its first bytes
     fields: zlib.decompressobj().decompress(stored, 8) => zlib.decompress(stored)[:8]

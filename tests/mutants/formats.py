@@ -227,6 +227,11 @@ length-wraps: a length of more than 4 GiB loses its upper bits
 add_mutants(stamped.msgstore_segment_formats()[0], Stamped, """
 decode-ignores-the-time: a scan ends at a record whose time is damage, and a read gives its body
     decode: self._size_at(record, 0) != len(record) => int.from_bytes(record[:4], "big") != len(record)
+header-of-a-time: after a hundred million seconds the header is another one
+    __init__ > self.__dict__.update(header=(int(time.time()) // 10**8).to_bytes(8))
+    scan: SegmentScan(), start, => SegmentScan(), max(start, min(8, len(data))),
+    scan > attrs.evolve(_, header="ok" if data[:8] == self.header else "bad_magic")
+    find_chain: range(start, => range(max(start, 8),
 from-the-future: a time that is later than that of the clock is taken for damage
     _size_at: written <= _LAST_TIME => written <= time.time_ns()
 time-of-the-object: records have the time at which the object was made

@@ -28,8 +28,8 @@ from msgstore.testing.probes import (
     tried,
     within,
 )  # fmt: skip
-from msgstore.testing.segments import check_body, check_values, outcome
-from msgstore.testing.subjects import Subject
+from msgstore.testing.segments import check_body, check_values, outcome, shown
+from msgstore.testing.subjects import Subject, with_other_options
 
 ID, OTHER = bytes(range(16)), bytes(16)
 LARGE = 2**20
@@ -101,7 +101,21 @@ class BodyCodecTests(KitTests):
                 assert read == outcome(one, ID, first), "with another time on the clock, a stored body is read otherwise"
                 check_sound(one, later, fitting(one, body))
 
-    def test_bodies_of_any_size(self, codec: Any) -> None:
+    def test_options_that_its_class_accepts(self, subject: Subject) -> None:
+        """A failure means that a codec with another value of an option, which its class accepts, does not read what it has
+        stored."""
+        for name, value, other in with_other_options(subject):
+            try:
+                codec = other.make(other.made_options)
+                bodies = [fitting(codec, body) for body in (b"", b"x", b"body" * 99, long_body(0))]
+                stored = [encoded(codec, body) for body in bodies]
+            except Exception:  # it may refuse a value, or each message
+                continue
+            for raw, body in zip(stored, bodies, strict=True):
+                assert outcome(codec, ID, raw) == body, f"with {name} = {value!r}, it does not read {shown(raw)}, its own"
+                assert codec.is_valid(ID, raw) is True, f"with {name} = {value!r}, {shown(raw)}, its own, is not valid"
+
+    def test_bodies_of_any_size(self, subject: Subject, codec: Any) -> None:
         """A failure means that a length field of the codec, or a length that stands for another, is wrong for one size: a body,
         or a stored body, may have just as many bytes as a field of one, two or three bytes can say, or one more."""
         body = Random(0).randbytes(2**16 + 2)
@@ -110,7 +124,9 @@ class BodyCodecTests(KitTests):
         for size in (*range(1030), *sizes, *(2**24 + more for more in (-1, 0, 1))):
             for whole in (body[:size], bytes(size)):
                 short = fitting(codec, whole)
-                check_sound(codec, encoded(codec, short), short)
+                check_sound(codec, stored := encoded(codec, short), short)
+                if fields := subject.descriptor.fields:
+                    check_values(fields, codec.fields(stored))
         for text in TEXTS:
             check_sound(codec, encoded(codec, text), text)
             for msg_id in (OTHER, b"\xff" * 16):
