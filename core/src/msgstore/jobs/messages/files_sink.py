@@ -30,7 +30,11 @@ def directory_of(name: QueueName) -> str:
 
 
 def _file_name(part: str) -> str:
-    found = quote(part.encode("utf-8", "surrogateescape"), safe=_SAFE) or "%"
+    try:
+        encoded = part.encode("utf-8", "surrogateescape")  # bytes that were no UTF-8
+    except UnicodeEncodeError:
+        encoded = part.encode("utf-8", "surrogatepass")  # half of a character, which JSON can have
+    found = quote(encoded, safe=_SAFE) or "%"
     return found.replace(".", "%2E") if found.startswith(".") else found
 
 
@@ -74,6 +78,8 @@ class FilesSink:
 
     def join(self, parts: Sequence[str]) -> None:
         for part in map(Path, parts):
+            if not part.is_dir():
+                raise StoreError(f"{self._target}: the part {part} is not there")
             for path in (found for found in sorted(part.rglob("*")) if found.is_file()):
                 to = self._top / path.relative_to(part)
                 if to.exists():
