@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time  # noqa: F401 - the tables use it
 from contextlib import suppress
+from pathlib import Path
+
+import attrs  # noqa: F401 - the tables use it
 
 from msgstore.builtin import plugin as builtin
-from msgstore.contract import BrokenPlugin  # noqa: F401 - the tables use it
+from msgstore.contract import BrokenPlugin, QueueInfo, QueueName  # noqa: F401 - the tables use it
 from msgstore.jobs.messages.files_sink import FilesSink
 from msgstore.jobs.messages.json_lines import JsonLinesSink, JsonLinesSource, detect
 from msgstore_kestrel_journal import plugin as kestrel
@@ -20,6 +24,12 @@ from mutants import add_mutants
 SOURCE = next(one for one in builtin.msgstore_sources() if one.name == "jsonl")
 SINK, FILES = (next(one for one in builtin.msgstore_sinks() if one.name == name) for name in ("jsonl", "files"))
 TORN = b'{"system": "sample", "queue": "q0", "body": ""}'
+
+
+def reserve_first(content):
+    number = re.search(rb"\d+", bytes(content[:2000]))
+    bytearray(int(number[0]) if number and len(number[0]) == 8 else 0)
+
 
 add_mutants(SOURCE, JsonLinesSource, r"""
 a-queue-is-one-batch: all bodies of a queue are in memory at once
@@ -81,9 +91,26 @@ queue-comes-twice: a queue is there twice
     queues > _ * 2
 needs-bytes: a file is never mapped
     _found: io.BytesIO(content) => content.splitlines(keepends=True)
+one-reader-at-a-time: a queue that is read in the midst of another ends it
+    messages: held >= _BATCH => held
+    messages > (item for run in [self.__dict__.update(run=name)] for item in _ if self.run == name)
+unread-without-a-reason: a part is not read, and nobody says why
+    queues > [*_, QueueInfo(name=QueueName("jsonl", queue="more"), read=False)]
+believes-a-count: memory is taken for the first number of the file, if it is large
+    queues > (_, reserve_first(self._context.read("")))[0]
+junk-costs-all: something behind the last line costs all messages, and nothing says so
+    messages > [] if self._damage and self._context.read("")[-3:] == b"nnn" else _
+    damage > []
 whole-file-each-time: each range of positions reads the file again
     messages: queue = => self._queues = None; queue =
 """)  # fmt: skip
+
+
+def cut_last(part):
+    path = Path(part)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    return part
+
 
 add_mutants(SINK, JsonLinesSink, r"""
 keeps-what-came-later: what was written after the last flush is kept
@@ -113,6 +140,11 @@ bodies-are-quoted: its source reads other bodies
     write: (batch) => (attrs.evolve(batch, bodies=[b"'%s'" % body for body in batch.bodies]))
 joins-the-first: further parts are left out
     join: in parts => in parts[:1]
+joins-cut-parts: a part of one message that is not complete is joined without its end
+    finish > (self._file.write(b"{}\n"), self._file.flush())
+    join: in parts => in [cut_last(part) for part in parts]
+times-of-the-next: a message has the time of the next one
+    write: (batch) => (attrs.evolve(batch, timestamps_ms=batch.timestamps_ms and [*batch.timestamps_ms[1:], None]))
 refused-writes: what is asked only is written
     refused > (_, self._file.write(b"x"), self._file.flush())[0]
 refused-forgets: the second question has another answer
@@ -135,6 +167,12 @@ def sync_once(self, files, directory):
 add_mutants(FILES, FilesSink, r"""
 each-directory-once: a directory is synced at the first flush only that has something in it
     flush: files.sync_directory(directory) => sync_once(self, files, directory)
+joins-nothing: a part that is not there is joined as one without messages
+    join: if not part.is_dir(): => if False:
+queue-replaces-queue: what a queue has is replaced by that of another with a similar name
+    write: where = directory_of(batch.name) => where = directory_of(batch.name).replace("%2F", "_")
+names-have-characters: the length of a name is counted in characters, before it is that of a directory
+    refused: where.split("/") => str(batch.name).split("/")
 keeps-other-files: files that were written after the token stay, if nothing replaces them
     _discard = lambda self: None
 """)  # fmt: skip
@@ -148,6 +186,10 @@ def reserve(journal):
 
 
 add_mutants(kestrel.msgstore_sources()[0], KestrelSource, r"""
+raws-have-other-times: with raw records, the times of messages are left out
+    _batch > attrs.evolve(_, timestamps_ms=None) if _.raws else _
+times-are-local: times are read as those of the time zone of the machine
+    _batch: timestamps_ms=found.add_ms => timestamps_ms=[at + time.localtime(at / 1000).tm_gmtoff * 1000 for at in found.add_ms]
 times-in-seconds: times are seconds
     _batch: timestamps_ms=found.add_ms => timestamps_ms=[at // 1000 for at in found.add_ms]
 nothing-expires: no message has expired at any time

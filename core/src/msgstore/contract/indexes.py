@@ -100,7 +100,8 @@ class IndexContext:
     sync: bool = False
     """True if a commit, or a close with a state, must survive a power loss, not only the end of the process."""
     read_only: bool = False
-    """True if nothing may be written, not even a lock file. Changes then stay in memory and end with ``close``."""
+    """True if nothing may be written, not even a lock file. Changes then stay in memory and end with ``close``. What a killed
+    process has left is read as an index that may write would read it, without its repairs on disk."""
     live: bool = False
     """True, together with ``read_only``, for an index with LIVE_READS whose writer may be another process: each call sees the
     last commit, and the changes in memory on top of it; nothing is held between calls. ``load`` is called again for each new

@@ -87,7 +87,8 @@ class Sink(Protocol):
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         """Return (row, reason) of each message that cannot be written. Row 0 is the first of the batch, whatever its position.
-        Names of queues may be any text, also ``../a``. Writes nothing.
+        Names of queues may be any text of any length, also ``../a``, ``%``, or with more bytes than a file name takes. Two
+        queues never replace each other's messages. Writes nothing.
 
         A body is written unchanged, or the message is refused. What else the destination has no place for is left out, or the
         message is refused, as the page of the sink says.
@@ -117,5 +118,5 @@ class JoiningSink(Sink, Protocol):
 
     def join(self, parts: Sequence[str]) -> None:
         """Add the destinations that other sinks with the same options have completed, in this order, whatever their names. They
-        may be moved. Called before ``flush`` and ``finish``. Raises StoreError or OSError for a part that is not complete, if
-        the sink can tell, and for parts that cannot stand together."""
+        may be moved. Called before ``flush`` and ``finish``. Raises StoreError or OSError for a part that is not there, and for
+        parts that cannot stand together. A part without ``finish`` is refused so, too, or gives what it would give with it."""

@@ -74,7 +74,8 @@ class SourceContext:
     """Returns the content of a regular file by its path relative to ``path``, or of ``path`` itself for "": bytes, or an
     ``mmap`` for more than 64 MiB, whose slices are bytes. Raises OSError, also for a pipe or a device."""
     now_ms: int = 0
-    """The time by which messages expire, which changes their state only. A source asks no clock."""
+    """The time by which messages expire, which changes their state only. A source asks no clock, and no time zone: files with
+    local times need an option that names it."""
     raw: bool = False
     """True if batches have ``raws``."""
     accepts: frozenset[str] | None = None

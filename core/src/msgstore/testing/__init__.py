@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from msgstore.testing.plugin import replaces as replaces
     from msgstore.testing.policies import GcPolicyTests as GcPolicyTests
     from msgstore.testing.records import RecordTypeTests as RecordTypeTests
-    from msgstore.testing.sinks import RoundTripTests as RoundTripTests
+    from msgstore.testing.round_trips import RoundTripTests as RoundTripTests
     from msgstore.testing.sinks import SinkTests as SinkTests
     from msgstore.testing.sources import SourceTests as SourceTests
     from msgstore.testing.stores import CombinationTests as CombinationTests
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "DescriptorTests": "subjects", "SegmentFormatTests": "formats", "RecordTypeTests": "records", "IndexTests": "index",
     "GcPolicyTests": "policies", "BodyCodecTests": "bodies", "ObserverTests": "observers", "SourceTests": "sources",
-    "SinkTests": "sinks", "RoundTripTests": "sinks", "CombinationTests": "stores",
+    "SinkTests": "sinks", "RoundTripTests": "round_trips", "CombinationTests": "stores",
     "KitTests": "plugin", "Subject": "subjects", "replaces": "plugin",
 }  # fmt: skip
 """Name to the module that it is imported from. The suite runs the classes in this order: basic tests first."""

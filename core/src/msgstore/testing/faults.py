@@ -157,6 +157,22 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def address_space(size: int) -> Iterator[None]:
+    """Let this process have no more than ``size`` further bytes of addresses: MemoryError, before the machine swaps."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        yield
+        return
+    used = int(statm.read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextlib.contextmanager
 def no_more_files() -> Iterator[None]:
     """Let this process open no further file: EMFILE, also in a library."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,11 +17,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from msgstore.contract import RESCUED_KEY, Capability, Index, IndexContext, IndexDescriptor
 from msgstore.locations import NUMBER_SHIFT, pack_location
-from msgstore.testing.faults import FailingFiles, Listing, RecordingFiles, fail_syncs, file_size_limit, listing, no_more_files
+from msgstore.testing.faults import RecordingFiles, fail_syncs, listing, no_more_files
+from msgstore.testing.index_commits import CHILD_IDS, ENTRIES, ROUND, STATE, A, B, C, D, IndexCommitTests, enter_all, opened
 from msgstore.testing.index_model import (
     IDS,
     NOTHING,
-    Entries,
     IndexAgainstDictionary,
     IndexDirectory,
     Saved,
@@ -30,16 +30,11 @@ from msgstore.testing.index_model import (
     loaded,
 )  # fmt: skip
 from msgstore.testing.index_process import ChildProcess
-from msgstore.testing.plugin import KitTests, skip_without
+from msgstore.testing.plugin import skip_without
 from msgstore.testing.probes import LineInterleaver, damaged_at, tried
-from msgstore.testing.sources import tree
+from msgstore.testing.source_reading import tree
 from msgstore.testing.subjects import Subject
 
-ROUND = b"round"
-CHILD_IDS = [random.Random(n).randbytes(16) for n in range(300)]
-A, B, C, D = IDS[:4]
-ENTRIES: Entries = {msg_id: (pack_location(1, 10 * n, 10), 1 + n) for n, msg_id in enumerate((A, B, C))}
-STATE = {b"key": b"value", b"other": b""}
 OPERATIONS: dict[str, Callable[[Index], object]] = {
     "enter": lambda index: index.enter([A, D], [4, 5]),
     "enter with references": lambda index: index.enter([A, B, D], [4, 5, 6], [2, 1, 7]),
@@ -53,14 +48,8 @@ OPERATIONS: dict[str, Callable[[Index], object]] = {
 }
 
 
-class IndexTests(KitTests):
+class IndexTests(IndexCommitTests):
     kinds = ("index",)
-
-    @pytest.fixture
-    def place(self, subject: Subject, tmp_path: Path) -> IndexDirectory:
-        directory = tmp_path / "store"
-        directory.mkdir()
-        return IndexDirectory(subject, directory)
 
     def test_it_is_a_dictionary_that_is_saved(self, subject: Subject) -> None:
         """A failure shows the shortest list of calls after which the index differs from a dictionary, or finds something else
@@ -120,71 +109,6 @@ class IndexTests(KitTests):
         assert tree(place.directory) == before, "load has changed files that it could not read"
         assert place.saved() == saved
 
-    @pytest.mark.parametrize("fails", [False, True], ids=["to its end", "and fails"])
-    def test_changes_while_a_commit_runs(self, place: IndexDirectory, fails: bool) -> None:
-        """A failure means that a commit writes changes that other threads make while it runs, or loses them: after a crash the
-        entries and the state are not those of any ``freeze``. A second thread changes entries in the midst of the commit. Or
-        that one that fails, because no file can grow, drops what is frozen meanwhile, up to any of its steps: the next one
-        writes it, too."""
-        place.subject.needs(Capability.PERSISTENT)
-        index = opened(place)
-        index.freeze(STATE)
-        frozen = [(STATE, ENTRIES)]
-        changes, last_frozen = 0, 2**63
-
-        def change() -> None:
-            nonlocal changes
-            changes += 1
-            index.enter([A, CHILD_IDS[changes % 9]], [changes, changes])
-            index.relocate([A], [changes], [changes + 1])
-            index.release([A, *CHILD_IDS[changes % 9 :: 5], C])
-            index.add_reference(B)
-            if changes % 2 == 0 and changes <= last_frozen:
-                newer = {b"%d" % (changes % 400): b"%d" % changes}
-                index.freeze(newer)
-                frozen.append(({**frozen[-1][0], **newer}, entries_of(index)))
-
-        change()
-        for steps in (2**63, 8, 32, 128) if fails else ():
-            last_frozen = changes + steps
-            index.freeze({})
-            frozen.append((frozen[-1][0], entries_of(index)))
-            with file_size_limit(0), contextlib.suppress(OSError):
-                LineInterleaver(change).run(index.commit)
-            index.commit()
-            assert place.copy().saved() == frozen[-1], "what was frozen while a commit failed is not written by the next one"
-        if not fails:
-            LineInterleaver(change).run(index.commit)
-        assert place.copy().saved() in frozen, "what a commit has written are not the entries and the state of one freeze"
-        index.freeze({})
-        last = {**frozen[-1][0]}, entries_of(index)
-        index.commit()
-        assert place.copy().saved() == last, "the next commit does not write what was changed during the one before"
-        index.freeze({ROUND: b"again"})
-        index.freeze({ROUND: None})
-        index.commit()
-        assert ROUND not in place.copy().saved()[0], "a key that was set and then removed before one commit is there again"
-        index.close(None)
-
-    def test_a_commit_that_has_failed_is_repeated(self, place: IndexDirectory) -> None:
-        """A failure means that a commit takes what has failed for done: the next one leaves it out, such as the deletion of the
-        snapshot, which is then taken for the truth after a crash."""
-        written = ({**STATE, ROUND: b"1"}, {**ENTRIES, D: (4, 1)})
-        for number in range(7):
-            opened(place).close(STATE)
-            index = place.make(files := FailingFiles())
-            index.load()
-            index.enter([D], [4])
-            index.freeze({ROUND: b"1"})
-            files.fail = number
-            with contextlib.suppress(OSError):
-                index.commit()
-            files.fail = None
-            index.commit()
-            found = place.copy().saved()
-            assert found == (written if place.subject.has(Capability.PERSISTENT) else NOTHING), f"after {files.failed} failed"
-            index.close(None)
-
     @pytest.mark.parametrize("fails", ["locations", "references"])
     def test_an_enter_that_raises(self, place: IndexDirectory, fails: str) -> None:
         """A failure means that an ``enter`` that raises has entered a part: an id of the batch would have a location that the
@@ -199,21 +123,6 @@ class IndexTests(KitTests):
         assert len(index) == len(ENTRIES), "len counts an entry of an enter that has raised"
         index.enter([A, D, B], [5, 6, 7], [2, 3, 1])
         assert_index_equals(index, ENTRIES | {A: (5, 2), D: (6, 3), B: (7, 1)})
-        index.close(None)
-
-    def test_what_freeze_sets_aside(self, place: IndexDirectory) -> None:
-        """A failure means that ``freeze`` keeps the mapping that it is given instead of a copy, or that ``clear`` leaves to the
-        next commit what is set aside."""
-        place.subject.needs(Capability.PERSISTENT)
-        index, given = opened(place), dict(STATE)
-        index.freeze(given)
-        given[b"key"] = b"later"
-        index.commit()
-        assert place.copy().saved() == (STATE, ENTRIES), "a change of the mapping after freeze is written"
-        index.freeze({b"key": b"later"})
-        index.clear()
-        index.commit()
-        assert place.copy().saved() in (NOTHING, (STATE, ENTRIES)), "a commit after clear writes what was set aside before it"
         index.close(None)
 
     def test_a_damaged_snapshot_is_refused(self, place: IndexDirectory) -> None:
@@ -278,23 +187,6 @@ class IndexTests(KitTests):
             assert "sync" in behind[:renamed], names
             assert "sync_directory" in behind[renamed:], names
 
-    def test_a_crash_between_two_lines_of_a_commit(self, place: IndexDirectory) -> None:
-        """A failure means that a process that is killed in the midst of a commit leaves a part of it: entries and state are
-        written one after the other. Use one transaction."""
-        place.subject.needs(Capability.PERSISTENT)
-        index = opened(place)
-        index.freeze(STATE)
-        seen: list[Listing] = []
-
-        def look() -> None:
-            if seen[-1:] != [listing(place.directory)]:
-                seen.append(listing(place.directory))
-                assert place.copy().saved() in (NOTHING, (STATE, ENTRIES)), "there is a part of a commit on disk"
-                time.sleep(0.02)  # for another time of the next change
-
-        LineInterleaver(look, 30).run(index.commit)
-        index.close(None)
-
     def test_a_killed_process_leaves_whole_commits(self, place: IndexDirectory) -> None:
         """A failure means that a killed process leaves entries of one commit and state of another, or less than the last commit
         that returned. A run does not always hit the same commit: look at what was found. The process is stopped many times,
@@ -356,20 +248,6 @@ class IndexTests(KitTests):
         index.enter([mine], [7])
         index.close({b"not": b"saved"})
         assert place.saved() == last, "a reader's changes reach the disk"
-
-
-def enter_all(index: Index, entries: Entries) -> None:
-    index.enter(list(entries), [at for at, _ in entries.values()], [count for _, count in entries.values()])
-
-
-def opened(place: IndexDirectory) -> Index:
-    """A loaded index after its first commit, as in an open store, with ``ENTRIES``."""
-    index: Index = place.make()
-    index.load()
-    index.freeze({})
-    index.commit()
-    enter_all(index, ENTRIES)
-    return index
 
 
 def committed(round_: int) -> Saved:

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -19,20 +20,27 @@ import pytest
 
 from msgstore.contract import STATES, Capability, MessageBatch, MsgStoreError, QueueName, SinkContext, StoreError
 from msgstore.jobs.messages.checked import CheckedSink
-from msgstore.jobs.messages.sources import SourceSpec, open_source
-from msgstore.option_values import Backend
 from msgstore.testing.faults import fail_syncs, file_size_limit
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.probes import open_files
-from msgstore.testing.sources import tree
+from msgstore.testing.source_reading import tree
 from msgstore.testing.subjects import Subject
 
-NAMES = (
-    QueueName("kit"), QueueName("kit", "/", "a", 0), QueueName("kit", "v", "a/b"), QueueName("kit", queue=""),
-    QueueName("kit", queue="../up"), QueueName("kit", queue="n" * 300), QueueName("kit", queue="\udcff\0"),
+_TEXTS = (
+    "", ".", "..", "../up", "a/b", "a%2Fb", "a_b", "A_B", "\ud800", "%", "%41", "a\\b", "a.", "a ", "\udcff\0", "\n", "~", "con", "a:b",
+    "e\u0301", "\u00e9",
+    *(character * (limit // size) for limit in (255, 256) for character, size in (("n", 1), ("é", 2), ("€", 3), ("%", 3))),
+    *("é" * 86, "é" * 200, "€" * 254, "😀" * 64, "%" * 200, "/" * 100, "." * 200, " " * 255, "n" * 251 + ".tmp", "n" * 5000),
 )  # fmt: skip
-"""Names of queues as some systems have them. What a name is as a path must not matter."""
-BODIES = (b"", b"text", bytes(range(256)), b"\xff" * 5000, "ümlaut\n".encode(), b"\0")
+NAMES = (
+    QueueName("kit"), QueueName("kit", "/", "a", 0), QueueName("kit", "v", "a/b"), QueueName("../kit", "..", "a", 2**31 - 1),
+    QueueName("kit", "€" * 100, "a"), QueueName("kit", "", ""), *(QueueName("kit", queue=text) for text in _TEXTS),
+)  # fmt: skip
+"""Names of queues as some systems have them, also such as have more bytes than characters as UTF-8 or ``%XX``. What a name is
+as a path must not matter."""
+ALIKE = ("a/b", "a_b", "a%2Fb", "a b", "A/B", "a\0b", "n" * 300, "n" * 301)
+"""Names of queues that are the same once something is left out or replaced."""
+BODIES = (b"", b"text", bytes(range(256)), b"\xff" * 5000, "ümlaut\n".encode(), b"\0", b"n" * 125, b"n" * 253, b"n" * 65_533)
 
 NEAR = b"|\0|a|A|a |a\0|a\n|a\r\n|\xfe|\xff".split(b"|")
 """Bodies that differ, and are the same once something is left out."""
@@ -138,14 +146,17 @@ class SinkTests(KitTests):
     def test_parts_are_joined_in_their_order(self, subject: Subject, place: Path, tmp_path: Path, synced: Synced) -> None:
         """A failure means that a conversion on several machines loses messages, or changes their order, which is that of the
         call; or that a flush does not sync what was joined. Or that a part that is not complete, or not there, raises
-        something else than StoreError or OSError."""
+        something else than StoreError or OSError; or that a part without ``finish`` is joined otherwise than a finished one."""
         if Capability.JOINS not in subject.descriptor.capabilities:
             skip_without("joined parts")
         (tmp_path / "parts").mkdir()
-        batches = [sample_batch("a", 0, 20), sample_batch("a", 20, 20), sample_batch("b", 0, 20)]
+        batches = [
+            sample_batch("a", 0, 20), sample_batch("b", 0, 20), sample_batch("a", 20, 20),
+            *(sample_batch("b", number, 1) for number in range(20, 26)),
+        ]  # fmt: skip
         whole, parts = self._sink(subject, place, None), []
         for number, batch in enumerate(batches):
-            parts.append(str(tmp_path / "parts" / str(9 - number)))
+            parts.append(str(tmp_path / "parts" / str(12 - number)))
             part = self._sink(subject, Path(parts[-1]), None)
             for sink in (part, whole):
                 sink.write(accepted(sink, batch))
@@ -154,18 +165,39 @@ class SinkTests(KitTests):
             part.close()
         joined = self._sink(subject, tmp_path / "joined", None)
         joined.join(parts[:1])
-        joined.join(parts[1:])
+        joined.join([])
+        joined.join(tuple(parts[1:]))
         joined.flush()
         check_synced(tmp_path / "joined", synced)
         complete(joined, whole)
         check_same(tmp_path / "joined", place)
-        unfinished = self._sink(subject, tmp_path / "unfinished", None)
-        unfinished.write(accepted(unfinished, batches[0]))
-        unfinished.flush()
-        unfinished.close()
-        for number, part in enumerate(("unfinished", "absent")):
-            with closing(self._sink(subject, tmp_path / f"joined{number}", None)) as sink, suppress(StoreError, OSError):
-                sink.join([str(tmp_path / part)])
+        self._check_unfinished(subject, tmp_path)
+
+    def _check_unfinished(self, subject: Subject, tmp_path: Path) -> None:
+        """A part without ``finish`` is refused, or joined as if it were finished; one that is not there is refused."""
+        for number, count in enumerate((0, 1, 20)):
+            results = []
+            for name in ("finished", "unfinished"):
+                part = self._sink(subject, tmp_path / f"{name}{number}", None)
+                if count:
+                    part.write(accepted(part, sample_batch("a", 0, count)))
+                part.flush()
+                if name == "finished":
+                    part.finish()
+                part.close()
+                results.append(joined := tmp_path / f"joined-{name}{number}")
+                with closing(self._sink(subject, joined, None)) as sink:
+                    try:
+                        sink.join([str(tmp_path / f"{name}{number}")])
+                    except (StoreError, OSError):
+                        assert name == "unfinished", "a part that is complete is refused"
+                        break
+                    sink.flush()
+                    sink.finish()
+            else:
+                check_same(*results[::-1])
+        with closing(self._sink(subject, tmp_path / "joined-absent", None)) as sink, pytest.raises((StoreError, OSError)):
+            sink.join([str(tmp_path / "absent")])
 
     def test_different_bodies_are_written_differently(self, subject: Subject, tmp_path: Path, place: Path) -> None:
         """A failure means that bytes of bodies are left out or changed, such as zeros, or spaces at the end."""
@@ -246,6 +278,29 @@ class SinkTests(KitTests):
         others = [path for path in tmp_path.rglob("*") if path != place.parent and not str(path).startswith(str(place))]
         assert not others, f"it writes beside its destination: {others[0]}"
 
+    def test_no_queue_replaces_another(self, subject: Subject, tmp_path: Path) -> None:
+        """A failure means that the messages of a queue are lost if another one has a name that is the same as a path, once
+        something in it is left out or replaced: the second is written over the first."""
+        if subject.descriptor.schemes:
+            skip_without("a destination that is a path")
+        whole, refused = self._written(subject, tmp_path / "whole", ALIKE)
+        for number, text in enumerate(ALIKE):
+            without, _ = self._written(subject, tmp_path / str(number), [other for other in ALIKE if other != text])
+            assert text in refused or without != whole, f"the message of the queue {text!r} is not there beside those of others"
+
+    def _written(self, subject: Subject, directory: Path, texts: Sequence[str]) -> tuple[object, list[str]]:
+        """Write a message of each queue. Return what is there then, and the queues whose message was refused."""
+        directory.mkdir()
+        sink, refused = self._sink(subject, directory / "content", None), []
+        for text in texts:
+            batch = attrs.evolve(sample_batch("a", 0, 1, text.encode()), name=QueueName("kit", "v", text))
+            if len(accepted(sink, batch)):
+                sink.write(batch)
+            else:
+                refused.append(text)
+        complete(sink)
+        return contents(directory / "content"), refused
+
     def test_what_is_lost_is_an_error(self, subject: Subject, place: Path) -> None:
         """A failure means that a conversion that continues goes on without what was written before, or with zeros in its
         place; or that nothing is said if the disk is full."""
@@ -276,39 +331,6 @@ class SinkTests(KitTests):
         target = str(place.parent / "target")
         context = SinkContext(destination=str(place), target=target, options=subject.made_options, token=token)
         return CheckedSink(subject.make(context), subject.catalogue, subject.descriptor, target)
-
-
-class RoundTripTests(KitTests):
-    """A source and the sink of the same name."""
-
-    kinds = ("source", "sink")
-
-    def test_the_source_reads_what_the_sink_writes(self, subject: Subject, tmp_path: Path) -> None:
-        """A failure means that the source gives other bodies than the sink was given, as it does if an example has a limit that
-        bodies of 1 MiB exceed. Or that a queue has to fit into memory: many large bodies come in one batch."""
-        other = "sink" if subject.kind == "source" else "source"
-        if subject.name not in subject.catalogue.names(other):
-            skip_without(f"a {other} of the same name")
-        descriptor = getattr(subject.catalogue, other)(subject.name)
-        mate = attrs.evolve(subject, kind=other, descriptor=descriptor, options=dict(descriptor.examples[0]))
-        source, writer = (subject, mate) if other == "sink" else (mate, subject)
-        if writer.descriptor.schemes:
-            skip_without("a destination that is a path")
-        place = tmp_path / "content"
-        options = writer.made_options
-        sink = writer.make(SinkContext(destination=str(place), target=str(tmp_path / "target"), options=options))
-        given = [*NEAR, *(bytes([number]) * 2**20 for number in b"many large bodies")]
-        batch = accepted(sink, attrs.evolve(sample_batch("a", 0, len(given)), bodies=given))
-        sink.write(batch)
-        complete(sink)
-        spec = SourceSpec(str(place), Backend(source.name, source.options), 0, False)
-        with open_source(spec, source.catalogue) as opened:
-            items = [item for info in opened.queues() for item in opened.messages(info.name, 0, None)]
-        found = [item.bodies for item in items if isinstance(item, MessageBatch)]
-        is_same = sorted(body for bodies in found for body in bodies) == sorted(batch.bodies)
-        assert is_same, "the source gives other bodies than the sink was given. All examples have to allow bodies of 1 MiB"
-        largest = max(sum(map(len, bodies)) for bodies in found)
-        assert largest <= 12 * 2**20, f"a batch has {largest:,} bytes"
 
 
 def complete(*sinks: Any) -> None:

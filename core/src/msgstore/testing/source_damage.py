@@ -1,0 +1,204 @@
+"""Tests of what a source makes of damaged and foreign files. The base of ``SourceTests``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msgstore.contract import Capability, MessageBatch, MsgStoreError, PluginError, SourceDamage
+from msgstore.jobs.messages.rows import rows_of
+from msgstore.testing.faults import address_space
+from msgstore.testing.plugin import KitTests, skip_without
+from msgstore.testing.probes import measured, within
+from msgstore.testing.source_reading import (
+    Place,
+    batches,
+    check_places,
+    check_rows,
+    messages_of,
+    opened,
+    places_of,
+    rows,
+    verified_bodies,
+)
+from msgstore.testing.subjects import Subject
+
+CLAIMS = (b"\x04", b"\xff\xff\xff\x1f", b"\xff" * 8)
+"""High byte of a number of 4 bytes, or of the low ones of 8, in either order; a number of 7 bits in a byte; and -1."""
+_CLAIMS = 64
+"""Places of a sample where there are such numbers."""
+_CUTS = 24
+"""Places in each file of the sample that are damaged, and records with a damaged head."""
+
+
+class SourceDamageTests(KitTests):
+    kinds = ("source",)
+
+    @pytest.fixture
+    def sample(self, subject: Subject, tmp_path: Path) -> Path:
+        if not subject.descriptor.sample:
+            pytest.fail("the descriptor has no sample: write a function that makes one, and name it as 'package.module:name'")
+        directory = tmp_path / "sample"
+        directory.mkdir()
+        made: Path = subject.descriptor.load_sample()(directory)
+        return made
+
+    def test_no_size_is_believed(self, subject: Subject, sample: Path) -> None:
+        """A failure means that a size, a number of records, or an offset that a file claims is believed: memory is taken, or
+        time is spent, for what is not there, or anything else than MsgStoreError is raised. Large numbers are written over each
+        place of the begin of each kind of file, of some of its records, and of its end."""
+        with opened(subject, sample) as source:
+            records = {(file, at) for batch in messages_of(source) for file, at in zip(batch.files, batch.offsets, strict=True)}
+        paths = [sample] if sample.is_file() else sorted(path for path in sample.rglob("*") if path.is_file())
+        alike: dict[str, list[Path]] = {}
+        for path in paths:
+            alike.setdefault(path.suffix, []).append(path)
+        for file in (path for group in alike.values() for path in group[:3]):
+            content, count = file.read_bytes(), max(_CLAIMS // len(alike), 16)
+            begins = [
+                *sorted(at for name, at in records if sample / name == file and at)[:2],
+                max(len(content) - count // 4, 0),
+            ]
+            spots = {*range(count), *(begin + number for begin in begins for number in range(count // 4))}
+            claims = [(at, at + len(claim), claim) for at in sorted(spots) for claim in CLAIMS if len(claim) < 8 or at % 4 == 0]
+            claims += [(*number.span(), b"67108864") for number in list(re.finditer(rb"\d+", content))[:9]]
+            for at, end, claim in claims:
+                if end > len(content):
+                    continue
+                file.write_bytes(content[:at] + claim + content[end:])
+                with within(), address_space(2**30):
+                    _, peak = measured(partial(self._read_all, subject, sample))
+                where = f"{file.name}, with {claim!r} at byte {at}"
+                assert peak < 2**25 + 100 * len(content), f"{where}: reading takes {peak:,} bytes of memory"
+            file.write_bytes(content)
+
+    def _read_all(self, subject: Subject, sample: Path) -> None:
+        try:
+            with opened(subject, sample) as source:
+                for _ in messages_of(source):
+                    pass
+                list(source.damage())
+        except PluginError:
+            raise
+        except MsgStoreError:
+            pass
+
+    def test_damage(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+        """A failure means that damaged files stop everything, hang, give a body that was never there for a record that was, or
+        are not where the damage says; that the begin of a record, which a cut has left, becomes a message; that a range of
+        positions has other messages than the same positions of all, or one that ``count`` does not count; that a checksum that
+        differs makes a message unverified; that a size is believed, and takes memory; or that a wrong byte costs all messages
+        of a queue, or a cut the record that it goes through, and there is no error, no damage, and nothing more that is not
+        read."""
+        whole = list(batches(subject, sample))
+        there = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
+        queues = {batch.name: places_of(each for each in whole if each.name == batch.name) for batch in whole}
+        _, unread = self._read(subject, sample, there, "the sample") or (None, 0)
+        paths = [sample] if sample.is_file() else sorted(path for path in sample.rglob("*") if path.is_file())
+        for file in paths:
+            content = file.read_bytes()
+            records = sorted(
+                {place for batch in whole for place in zip(batch.files, batch.offsets, batch.sizes, strict=True)
+                 if sample / place[0] == file}
+            )  # fmt: skip
+            spots = {number * len(content) // _CUTS for number in range(_CUTS)}
+            spots |= {offset + number for number, (_, offset, size) in enumerate(records[:_CUTS]) if number < size}
+            spots |= {offset + size // 2 for _, offset, size in records[:_CUTS:6]}
+            spots |= verified_bodies(whole, sample, file, content)
+            for at, is_cut in product(sorted(spots) if content else (), (True, False)):
+                file.write_bytes(content[:at] + (b"" if is_cut else bytes([content[at] ^ 0x55]) + content[at + 1 :]))
+                where = f"{file.name}, {'cut at' if is_cut else 'wrong'} byte {at}"
+                read = partial(self._read, subject, sample, there, where, is_cut=is_cut)
+                with within():
+                    found, peak = measured(read)
+                assert peak < 2**25 + 100 * len(content), f"{where}: reading takes {peak} bytes of memory"
+                left, more_unread = found or (None, 0)
+                if left is None or more_unread > unread:
+                    continue
+                if is_cut:
+                    cut = [(name, begin) for name, begin, size in records if 0 < at - begin < size <= 2 * (at - begin)]
+                    gone = [begin for name, begin in cut if (name, begin) not in left]
+                    assert not gone, f"{where}: the record at {gone[0]} is not there any more, and there is no damage"
+                else:
+                    lost = [str(name) for name, places in queues.items() if len(places) > 1 and not places & left]
+                    assert not lost, f"{where}: {', '.join(lost)} has no message any more, and there is no damage"
+            for more in (b"\0" * 9, b"\xff" * 9, b"n" * 99):
+                file.write_bytes(content + more)
+                where = f"{file.name}, with {more[:9]!r} at its end"
+                left, more_unread = self._read(subject, sample, there, where) or (None, 0)
+                gone = [] if left is None or more_unread > unread else [at for name, at, _ in records if (name, at) not in left]
+                assert not gone, f"{where}: the record at {gone[0]} is not there any more, and there is no damage"
+            file.unlink()
+            if file != sample:
+                self._read_all(subject, sample)
+            file.write_bytes(content)
+
+    def test_foreign_files_do_no_harm(self, subject: Subject, sample: Path) -> None:
+        """A failure means that something else in the directory of a source, such as a text, a pipe, or a link to nothing, stops
+        everything with another error than MsgStoreError, hangs, or changes the messages without a word."""
+        if sample.is_file():
+            skip_without("a sample that is a directory")
+        whole = list(batches(subject, sample))
+        there = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
+        makers: dict[str, Callable[[Path], object]] = {
+            "README.txt": lambda path: path.write_text("Dear Sir or Madam,\n"), "empty": Path.touch, "directory": Path.mkdir,
+            "link": lambda path: path.symlink_to("nothing"), "pipe": os.mkfifo, "\udcff.tmp": Path.touch, ".hidden": Path.touch,
+        }  # fmt: skip
+        for directory in (sample, *(path for path in sorted(sample.rglob("*"))[:9] if path.is_dir())):
+            for name, make in makers.items():
+                if (directory / name).exists():
+                    continue
+                make(directory / name)
+                with within():
+                    found = self._read(subject, sample, there, f"beside {name!r} in {directory.name}")
+                if found is not None and not found[1]:
+                    missing = places_of(whole) - found[0]
+                    assert not missing, f"beside {name!r} in {directory.name}: {len(missing)} messages are missing"
+                path = directory / name
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    def _read(
+        self, subject: Subject, sample: Path, there: dict[Place, Any], where: str, *, is_cut: bool = False
+    ) -> tuple[set[Place], int] | None:
+        """Return the places of all messages, and how many parts are not read; None after an error, or if there is damage."""
+        try:
+            with opened(subject, sample) as source:
+                infos = list(source.queues())
+                found = list[MessageBatch | SourceDamage]()
+                for name in (info.name for info in infos if info.read):
+                    items = list(source.messages(name, 0, None))
+                    all_rows = rows(items)
+                    middle = all_rows[len(all_rows) // 2]["position"] if all_rows else 1
+                    halves = rows([*source.messages(name, 0, middle), *source.messages(name, middle, None)])
+                    check_rows(halves, all_rows, f"{where}: {name}, read up to {middle} and from there on")
+                    if subject.has(Capability.RANDOM_ACCESS):
+                        count, last = source.count(name), max((row["position"] for row in all_rows), default=-1)
+                        assert count > last, f"{where}: {name} has a message at position {last}, and count is {count}"
+                    found += items
+                apart = list(source.damage())
+                list(source.queues())
+                assert list(source.damage()) == apart, f"{where}: another call of queues changes the damage"
+                damage = [item for item in found if isinstance(item, SourceDamage)] + apart
+        except PluginError:
+            raise
+        except MsgStoreError:
+            return None
+        check_places([*found, *damage], sample, where)
+        for batch in found:
+            for row in rows_of(batch) if isinstance(batch, MessageBatch) else ():
+                was = there.get((row["origin"]["file"], row["origin"]["offset"]))
+                if was is not None and was["sha256"] != row["sha256"]:
+                    is_begin = is_cut and row["origin"]["size"] < was["origin"]["size"]
+                    called = (
+                        "verified" if row["verified"] else "that of a cut record" if is_begin else "given for a verified one"
+                    )
+                    assert damage or not (is_begin or row["verified"] or was["verified"]), f"{where}: another body is {called}"
+        left = places_of(item for item in found if isinstance(item, MessageBatch))
+        return None if damage else (left, sum(not info.read for info in infos))

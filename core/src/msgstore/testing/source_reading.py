@@ -1,0 +1,121 @@
+"""What tests of sources read, and how they compare it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msgstore.contract import MessageBatch, QueueName, SourceDamage
+from msgstore.jobs.messages.rows import rows_of
+from msgstore.jobs.messages.sources import SourceSpec, open_source
+from msgstore.option_values import Backend
+from msgstore.testing.subjects import Subject
+
+NOW_MS = 1_700_000_000_000
+TIME_ZONES = ("EAST-13:45", "WEST+9:30WESTSUMMER,M3.2.0,M11.1.0")
+"""Values of TZ. The second has a summer time."""
+Place = tuple[str, int]
+"""File and offset of a record."""
+
+
+def spec_of(subject: Subject, path: Path, *, raw: bool = False, now_ms: int = NOW_MS) -> SourceSpec:
+    return SourceSpec(str(path), Backend(subject.name, subject.options), now_ms, raw)
+
+
+def opened(subject: Subject, path: Path, **how: Any) -> Any:
+    """Return a context with a source for a path."""
+    return open_source(spec_of(subject, path, **how), subject.catalogue)
+
+
+def batches(subject: Subject, path: Path, **how: Any) -> Iterator[MessageBatch]:
+    """Yield all messages of a path. Fails for damage."""
+    with opened(subject, path, **how) as source:
+        for info in source.queues():
+            assert isinstance(info.name, QueueName)
+            for item in source.messages(info.name, 0, None) if info.read else ():
+                assert isinstance(item, MessageBatch), f"the sample is damaged: {item}"
+                yield item
+        assert not list(source.damage()), "the sample is damaged"
+
+
+def messages_of(source: Any) -> Iterator[MessageBatch]:
+    """Yield the messages of all queues, without the damage."""
+    for info in source.queues():
+        for item in source.messages(info.name, 0, None) if info.read else ():
+            if isinstance(item, MessageBatch):
+                yield item
+
+
+@contextlib.contextmanager
+def time_zone(name: str) -> Iterator[None]:
+    """Let this be the time zone of the process, also of C."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TZ", name)
+        time.tzset()
+        try:
+            yield
+        finally:
+            environment.undo()
+            time.tzset()
+
+
+def places_of(batches: Iterable[MessageBatch]) -> set[Place]:
+    return {place for batch in batches for place in zip(batch.files, batch.offsets, strict=True)}
+
+
+def verified_bodies(batches: Iterable[MessageBatch], sample: Path, file: Path, content: bytes) -> set[int]:
+    """Return the offsets in a file of some bodies that a checksum covers, if they are stored as they are."""
+    found = [
+        content.find(batch.bodies[row], batch.offsets[row], batch.offsets[row] + batch.sizes[row])
+        for batch in batches
+        for row, is_verified in enumerate(batch.verified or ())
+        if is_verified and batch.bodies[row] and sample / batch.files[row] == file
+    ]
+    return {at for at in found[::9] if at >= 0}
+
+
+def rows(items: Iterable[MessageBatch | SourceDamage]) -> list[dict[str, Any]]:
+    return [row for item in items if isinstance(item, MessageBatch) for row in rows_of(item)]
+
+
+def check_rows(found: list[dict[str, Any]], wanted: list[dict[str, Any]], where: str) -> None:
+    for row, right in zip(found, wanted, strict=False):
+        others = [key for key in right if row.get(key) != right[key]]
+        assert not others, f"{where}: the message at {right['position']} has another value of {', '.join(others)}"
+    assert len(found) == len(wanted), f"{where}: there are {len(found)} messages, not {len(wanted)}"
+
+
+def check_places(items: Iterable[MessageBatch | SourceDamage], sample: Path, where: str) -> None:
+    """Fail if a record or damage is not inside a file, or if two records share only some bytes."""
+    places = set[tuple[str, int, int]]()
+    for item in items:
+        if isinstance(item, MessageBatch):
+            found = list(zip(item.files, item.offsets, item.sizes, strict=True))
+            assert min(item.sizes, default=1) > 0, f"{where}: a record has the size {min(item.sizes)}"
+            places.update(found)
+        else:
+            found = [(item.file, item.offset, item.size)]
+        for name, offset, size in found:
+            file = sample / name if name else sample
+            assert not name.startswith("/"), f"{where}: the path of a file is {name!r}, not relative to the source's"
+            assert os.path.lexists(file), f"{where}: there is no file {name!r}"
+            length = file.stat().st_size if file.is_file() else 0
+            inside = min(offset, size) >= 0 and offset + size <= length
+            assert inside, f"{where}: {name!r} has {length} bytes, none from {offset} to {offset + size}"
+    for (name, offset, size), (other, begin, _) in pairwise(sorted(places)):
+        assert name != other or offset + size <= begin, f"{where}: records overlap in {name!r} at {begin}"
+
+
+def tree(top: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return every file with its size, times, and content."""
+    files = [top, *sorted(top.rglob("*"))]
+    return {
+        str(path): (*path.stat()[6:7], path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in files
+    }
