@@ -27,8 +27,8 @@ from msgstore.testing.source_reading import tree
 from msgstore.testing.subjects import Subject
 
 _TEXTS = (
-    "", ".", "..", "../up", "a/b", "a%2Fb", "a_b", "A_B", "\ud800", "%", "%41", "a\\b", "a.", "a ", "\udcff\0", "\n", "~", "con",
-    "a:b",
+    "", ".", "..", "../up", "a/b", "a%2Fb", "a_b", "A_B", "\ud800", "%", "%41", "a\\b", "a.", "a ", "\udcff\0", "\n", "~",
+    "con", "a:b",
     "e\u0301", "\u00e9",
     *(character * (limit // size) for limit in (255, 256) for character, size in (("n", 1), ("é", 2), ("€", 3), ("%", 3))),
     *("é" * 86, "é" * 200, "€" * 254, "😀" * 64, "%" * 200, "/" * 100, "." * 200, " " * 255, "n" * 251 + ".tmp", "n" * 5000),
