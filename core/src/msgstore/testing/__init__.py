@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from msgstore.testing.bodies import BodyCodecTests as BodyCodecTests
     from msgstore.testing.formats import SegmentFormatTests as SegmentFormatTests
     from msgstore.testing.index import IndexTests as IndexTests
+    from msgstore.testing.messages.round_trips import RoundTripTests as RoundTripTests
+    from msgstore.testing.messages.sinks import SinkTests as SinkTests
+    from msgstore.testing.messages.sources import SourceTests as SourceTests
     from msgstore.testing.observers import ObserverTests as ObserverTests
     from msgstore.testing.plugin import KitTests as KitTests
     from msgstore.testing.plugin import replaces as replaces
     from msgstore.testing.policies import GcPolicyTests as GcPolicyTests
     from msgstore.testing.records import RecordTypeTests as RecordTypeTests
-    from msgstore.testing.round_trips import RoundTripTests as RoundTripTests
-    from msgstore.testing.sinks import SinkTests as SinkTests
-    from msgstore.testing.sources import SourceTests as SourceTests
     from msgstore.testing.stores import CombinationTests as CombinationTests
     from msgstore.testing.subjects import DescriptorTests as DescriptorTests
     from msgstore.testing.subjects import Subject as Subject
 
 _MODULES = {
     "DescriptorTests": "subjects", "SegmentFormatTests": "formats", "RecordTypeTests": "records", "IndexTests": "index",
-    "GcPolicyTests": "policies", "BodyCodecTests": "bodies", "ObserverTests": "observers", "SourceTests": "sources",
-    "SinkTests": "sinks", "RoundTripTests": "round_trips", "CombinationTests": "stores",
+    "GcPolicyTests": "policies", "BodyCodecTests": "bodies", "ObserverTests": "observers", "SourceTests": "messages.sources",
+    "SinkTests": "messages.sinks", "RoundTripTests": "messages.round_trips", "CombinationTests": "stores",
     "KitTests": "plugin", "Subject": "subjects", "replaces": "plugin",
 }  # fmt: skip
 """Name to the module that it is imported from. The suite runs the classes in this order: basic tests first."""

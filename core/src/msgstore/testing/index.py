@@ -31,8 +31,7 @@ from msgstore.testing.index_model import (
 )  # fmt: skip
 from msgstore.testing.index_process import ChildProcess
 from msgstore.testing.plugin import skip_without
-from msgstore.testing.probes import LineInterleaver, damaged_at, tried
-from msgstore.testing.source_reading import tree
+from msgstore.testing.probes import LineInterleaver, damaged_at, tree, tried
 from msgstore.testing.subjects import Subject
 
 OPERATIONS: dict[str, Callable[[Index], object]] = {

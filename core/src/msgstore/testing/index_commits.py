@@ -24,8 +24,7 @@ from msgstore.locations import pack_location
 from msgstore.testing.faults import FailingFiles, Listing, file_size_limit, listing
 from msgstore.testing.index_model import IDS, NOTHING, Entries, IndexDirectory, entries_of, loaded
 from msgstore.testing.plugin import KitTests
-from msgstore.testing.probes import LineInterleaver
-from msgstore.testing.source_reading import tree
+from msgstore.testing.probes import LineInterleaver, tree
 from msgstore.testing.subjects import Subject
 
 ROUND = b"round"

@@ -165,6 +165,14 @@ def steps_of(call: Callable[[], object]) -> int:
     return steps
 
 
+def tree(top: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return every file with its size, times, and content."""
+    files = [top, *sorted(top.rglob("*"))]
+    return {
+        str(path): (*path.stat()[6:7], path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in files
+    }
+
+
 def open_files() -> int:
     """Return how many files this process has open."""
     gc.collect()

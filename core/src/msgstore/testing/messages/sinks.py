@@ -22,8 +22,7 @@ from msgstore.contract import STATES, Capability, MessageBatch, MsgStoreError, Q
 from msgstore.jobs.messages.checked import CheckedSink
 from msgstore.testing.faults import fail_syncs, file_size_limit
 from msgstore.testing.plugin import KitTests, skip_without
-from msgstore.testing.probes import open_files
-from msgstore.testing.source_reading import tree
+from msgstore.testing.probes import open_files, tree
 from msgstore.testing.subjects import Subject
 
 _TEXTS = (

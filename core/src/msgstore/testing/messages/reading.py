@@ -1,4 +1,4 @@
-"""What tests of sources read, and how they compare it."""
+"""Reading of sources in tests: places of records, time zones, and comparison of what was read."""
 
 from __future__ import annotations
 
@@ -111,11 +111,3 @@ def check_places(items: Iterable[MessageBatch | SourceDamage], sample: Path, whe
             assert inside, f"{where}: {name!r} has {length} bytes, none from {offset} to {offset + size}"
     for (name, offset, size), (other, begin, _) in pairwise(sorted(places)):
         assert name != other or offset + size <= begin, f"{where}: records overlap in {name!r} at {begin}"
-
-
-def tree(top: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return every file with its size, times, and content."""
-    files = [top, *sorted(top.rglob("*"))]
-    return {
-        str(path): (*path.stat()[6:7], path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in files
-    }

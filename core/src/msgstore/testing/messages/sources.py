@@ -29,9 +29,8 @@ from msgstore.contract.messages import CERTAINTIES
 from msgstore.jobs.messages import sources
 from msgstore.jobs.messages.rows import rows_of
 from msgstore.jobs.messages.sources import open_source
-from msgstore.testing.probes import CLOCKS, clocks_of, open_files, peak_of, steps_of
-from msgstore.testing.source_damage import SourceDamageTests
-from msgstore.testing.source_reading import (
+from msgstore.testing.messages.damage import SourceDamageTests
+from msgstore.testing.messages.reading import (
     NOW_MS,
     TIME_ZONES,
     batches,
@@ -41,8 +40,8 @@ from msgstore.testing.source_reading import (
     rows,
     spec_of,
     time_zone,
-    tree,
 )
+from msgstore.testing.probes import CLOCKS, clocks_of, open_files, peak_of, steps_of, tree
 from msgstore.testing.subjects import Subject
 
 TIMES_MS = range(631_152_000_000, 4_102_444_800_000)

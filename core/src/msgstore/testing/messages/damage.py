@@ -15,9 +15,7 @@ import pytest
 from msgstore.contract import Capability, MessageBatch, MsgStoreError, PluginError, SourceDamage
 from msgstore.jobs.messages.rows import rows_of
 from msgstore.testing.faults import address_space
-from msgstore.testing.plugin import KitTests, skip_without
-from msgstore.testing.probes import measured, within
-from msgstore.testing.source_reading import (
+from msgstore.testing.messages.reading import (
     Place,
     batches,
     check_places,
@@ -28,6 +26,8 @@ from msgstore.testing.source_reading import (
     rows,
     verified_bodies,
 )
+from msgstore.testing.plugin import KitTests, skip_without
+from msgstore.testing.probes import measured, within
 from msgstore.testing.subjects import Subject
 
 CLAIMS = (b"\x04", b"\xff\xff\xff\x1f", b"\xff" * 8)

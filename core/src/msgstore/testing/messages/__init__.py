@@ -1,0 +1,1 @@
+"""Tests of sources and sinks of messages, and of both together."""
