@@ -14,9 +14,10 @@ import pytest
 
 import msgstore
 from msgstore import StoredBody
-from msgstore.contract import RecordField
+from msgstore.contract import BrokenPlugin, RecordField, json_value
 from msgstore.files import Files
 from msgstore.jobs.messages import store_source
+from msgstore.jobs.workers import OpenCodec
 from msgstore.scan.segment import Described
 from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, failing, filled, json_of
 
@@ -65,6 +66,23 @@ def test_codec_that_the_directory_remembers_gives_fields_and_hides_nothing(tmp_p
     assert [first] == read
     assert first["properties"]["exchange"] is not None
     assert (base64.b64decode(other["body"]), other["properties"]) == (b"\x83a\x05", None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_body_of_a_client_stays_whole_beside_the_fields_of_its_codec(fails, tmp_path, monkeypatch):
+    """Even if the codec has a field ``payload``, a part of the body, or fails on the fields."""
+
+    def read(msg_id: bytes, stored: bytes) -> tuple[bytes, bytes]:
+        if fails:
+            raise BrokenPlugin("boom")
+        return b"tenant", b"rest"
+
+    fields = (RecordField("tenant", "bytes"), RecordField("payload", "bytes"))
+    monkeypatch.setattr(store_source, "open_codec", lambda _: OpenCodec("parted", fields, read))
+    store = filled(tmp_path / "store", [(ID, b"tenant and the rest")])
+    (row,) = messages_of(store)
+    assert base64.b64decode(row["body"]) == b"tenant and the rest"
+    assert row["properties"] == (None if fails else {"tenant": json_value(b"tenant")})
 
 
 def test_fields_of_records_are_properties(tmp_path):

@@ -156,6 +156,8 @@ def write_in_place(files, path, chunks, *, sync):
 
 
 add_mutants(ets.msgstore_indexes()[0], EtsIndex, r"""
+unreadable-is-absent: a snapshot that cannot be opened is taken for none
+    load: except FileNotFoundError: => except OSError:
 enter-in-parts: an enter that raises has entered a part
     enter: entries = dict(zip(ids, locations, strict=True)) => entries = zip(ids, locations, strict=True)
 deletes-once: a commit that could not delete the snapshot is not repeated

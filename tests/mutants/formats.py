@@ -178,8 +178,9 @@ def seconds_now():
 
 def behind_damage(scan, data):
     ids = [data[spot.offset + 5 : spot.offset + 21] for spot in scan.damage]
-    everything = both(scan)
-    return reported(scan, [row for row in everything if row[0] not in ids], [row for row in everything if row[0] in ids])
+    records, copies = list(scan.records.rows()), list(scan.duplicates.rows())
+    moved = [row for row in records if row[0] in ids]
+    return reported(scan, [row for row in records if row not in moved], sorted([*copies, *moved], key=lambda row: row[1]))
 
 
 def is_known(self, data, offset, size):

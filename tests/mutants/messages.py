@@ -171,6 +171,8 @@ joins-nothing: a part that is not there is joined as one without messages
     join: if not part.is_dir(): => if False:
 queue-replaces-queue: what a queue has is replaced by that of another with a similar name
     write: where = directory_of(batch.name) => where = directory_of(batch.name).replace("%2F", "_")
+dots-join-names: virtual host and queue are joined by a dot, which both may have
+    write: where = directory_of(batch.name) => where = f"{batch.name.vhost}.{batch.name.queue}".replace("/", "%2F")[:200]
 names-have-characters: the length of a name is counted in characters, before it is that of a directory
     refused: where.split("/") => str(batch.name).split("/")
 keeps-other-files: files that were written after the token stay, if nothing replaces them

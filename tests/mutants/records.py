@@ -13,7 +13,8 @@ from acme_audit_record import plugin as audit
 from acme_audit_record.record import AuditRecord
 from msgstore.contract import Capability, RecordError, RecordField, RecordTypeDescriptor  # noqa: F401 - the tables use it
 from msgstore_checksum_record import plugin as checksum
-from msgstore_checksum_record.record import _BODY_AT, ChecksumRecord
+from msgstore_checksum_record import record as checksum_record
+from msgstore_checksum_record.record import ChecksumRecord
 from mutants import add_mutants
 
 (CHECKSUM,) = checksum.msgstore_record_types()
@@ -110,7 +111,7 @@ class LevelOptions:
 class Level(ChecksumRecord):
     """A sound record type with an option that is a field."""
 
-    overhead = _BODY_AT + 1
+    overhead = checksum_record._BODY_AT + 1
 
     def __init__(self, context):
         super().__init__(context)
@@ -127,7 +128,7 @@ class Level(ChecksumRecord):
         return begin + 1, end
 
     def fields(self, record):
-        return (record[_BODY_AT] - 1 if record[_BODY_AT] else None,)
+        return (record[checksum_record._BODY_AT] - 1 if record[checksum_record._BODY_AT] else None,)
 
 
 add_mutants(

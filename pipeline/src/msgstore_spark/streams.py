@@ -125,7 +125,7 @@ class SegmentStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with name_host():
             codec = self._options.codec()
             for found, stretch in zip(partition.inputs, partition.stretches, strict=True):
-                require_directory(found.path)
+                require_directory(found.path, is_read=True)
                 for batch in record_batches(
                     found,
                     self._schema,

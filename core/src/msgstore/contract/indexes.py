@@ -48,7 +48,8 @@ If ``commit`` fails, what was set aside stays aside, and the next ``commit`` wri
 
 Threads: once a store is open, the engine calls one method at a time and holds the state lock, with two exceptions. ``get`` is
 called from any thread at any time, and sees an entry as it was before or after the change that another method is making.
-``commit`` is called without the lock by one thread at a time, while other threads call every other method.
+``commit`` is called without the lock by one thread at a time, while other threads call every other method but ``clear`` and
+``close``: the engine waits for it.
 """
 
 from __future__ import annotations
@@ -180,5 +181,5 @@ class Index(Protocol):
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         """Save all entries and this state as the whole state, in one step, unless it is None. Then release all resources.
 
-        Waits for a running ``commit``. Raises OSError: then nothing was released. A second call does nothing.
+        No ``commit`` runs meanwhile. Raises OSError: then nothing was released. A second call does nothing.
         """

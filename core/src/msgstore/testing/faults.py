@@ -165,7 +165,8 @@ def address_space(size: int) -> Iterator[None]:
         return
     used = int(statm.read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + size, hard))
+    most = used + size if hard == resource.RLIM_INFINITY else min(used + size, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     try:
         yield
     finally:

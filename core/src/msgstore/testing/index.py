@@ -17,7 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from msgstore.contract import RESCUED_KEY, Capability, Index, IndexContext, IndexDescriptor
 from msgstore.locations import NUMBER_SHIFT, pack_location
-from msgstore.testing.faults import RecordingFiles, fail_syncs, listing, no_more_files
+from msgstore.testing.faults import OPENINGS, FailingFiles, RecordingFiles, fail_syncs, listing, no_more_files
 from msgstore.testing.index_commits import CHILD_IDS, ENTRIES, ROUND, STATE, A, B, C, D, IndexCommitTests, enter_all, opened
 from msgstore.testing.index_model import (
     IDS,
@@ -107,6 +107,23 @@ class IndexTests(IndexCommitTests):
             index.close(None)
         assert tree(place.directory) == before, "load has changed files that it could not read"
         assert place.saved() == saved
+
+    def test_a_file_that_cannot_be_opened(self, place: IndexDirectory) -> None:
+        """A failure means that an index takes a file that it cannot open for one that is not there, such as the newest of
+        several: the store opens without its last commits. Only for an index that opens files by its context."""
+        persistent, index = place.subject.has(Capability.PERSISTENT), opened(place)
+        for number in range(3):
+            index.enter([D], [number])
+            index.freeze({b"round": b"%d" % number})
+            index.commit()
+        index.close(None if persistent else STATE)
+        for number in range(9):
+            index = place.copy().make(files := FailingFiles(number))
+            with contextlib.suppress(OSError):
+                index.load()
+                assert not files.failed.startswith(OPENINGS), f"{files.failed} fails, and load does not"
+            files.fail = None
+            index.close(None)
 
     @pytest.mark.parametrize("fails", ["locations", "references"])
     def test_an_enter_that_raises(self, place: IndexDirectory, fails: str) -> None:

@@ -63,9 +63,9 @@ def questions(segments: list[SegmentStats]) -> Iterator[tuple[list[SegmentStats]
     """Segments and times: the same segments, older or younger; and the same numbers, with another size, age, or state."""
     for now in (NOW + YEARS, NOW + 3600, NOW - 3600, NOW - YEARS, NOW):
         yield segments.copy(), now
-    full = [attrs.evolve(s, live_bytes=s.used_bytes, live_count=1 + s.used_bytes // 40) for s in segments]
+    full = [attrs.evolve(s, live_bytes=s.used_bytes, live_count=-(-s.used_bytes // 40)) for s in segments]
     yield full, NOW
-    yield [attrs.evolve(s, live_bytes=s.used_bytes // 9, live_count=1) for s in segments], NOW
+    yield [attrs.evolve(s, live_bytes=s.used_bytes // 9, live_count=min(s.used_bytes // 9, 1)) for s in segments], NOW
     yield [attrs.evolve(s, sealed_at=None if s.current else NOW - 3 * YEARS) for s in segments], NOW
     yield [attrs.evolve(s, quarantined=not s.quarantined) for s in segments], NOW
     yield segments.copy(), NOW

@@ -28,6 +28,7 @@ from msgstore.contract import (
     SegmentScan,
 )
 from msgstore.contract.formats import EndState, HeaderState, Write
+from msgstore.option_values import structure
 from msgstore.testing.faults import SECTOR
 from msgstore.testing.probes import SUMMER, WINTER, ZONES, Batch, clock_at, in_zone, numbered
 from msgstore.testing.subjects import Subject, with_other_options
@@ -260,13 +261,17 @@ def check_times(subject: Subject) -> None:
 
 
 def _check_shown_options(subject: Subject, shown: Sequence[tuple[str, Any, tuple[Any, ...]]]) -> None:
-    """A field that is the option of its name for one value is it for others, too: 0 is a value, and a text is whole. ``shown``:
-    name and value of an option, and the fields of a record that was written with it."""
+    """A field that is the option of its name for one value is it for others, too: 0 is a value, and a text is whole. Only the
+    default of the option may be no value. ``shown``: name and value of an option, and the fields of a record that was written
+    with it."""
+    defaults = structure(subject.descriptor.options, {}, "options")
     for number, field in enumerate(subject.descriptor.fields):
         found = [(value, fields[number]) for name, value, fields in shown if name == field.name]
         if not any(value == shown and value in (1, 2, "x") for value, shown in found):
             continue
         for value, shown_value in found:
+            if shown_value is None and value == getattr(defaults, field.name):
+                continue
             if isinstance(value, str):
                 is_right = value == (shown_value or "") or (len(value) > 8 and value.startswith(shown_value or "-"))
             else:
@@ -291,7 +296,7 @@ def check_options(subject: Subject) -> None:
         more, found = written(given, [(record.msg_id, record.body) for record in placed])
         check_records(reader, more, reader.scan(more).records, found)
         for record in (more[it.offset : it.end] for it in found if subject.has(Capability.FIELDS)):
-            shown.append((name, value, fields_of(other, record)))
+            shown.append((name, getattr(other.made_options, name), fields_of(other, record)))
             assert fields_of(without, record) == shown[-1][2], f"other fields are read without {name} = {value!r}"
     _check_shown_options(subject, shown)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import attrs
 
 from msgstore.contract import (
+    BrokenPlugin,
     Candidate,
     ConfigError,
     CorruptRecord,
@@ -23,6 +25,7 @@ from msgstore.contract import (
     RecordTypeDescriptor,
     SourceContext,
     SourceDamage,
+    StoredBody,
     StoreError,
     json_value,
 )
@@ -32,11 +35,12 @@ from msgstore.engine.stats import StoredMessage
 from msgstore.jobs.inputs import find_inputs, no_segments
 from msgstore.jobs.reading.segment_check import check_segment
 from msgstore.jobs.reports import SpanReport
-from msgstore.jobs.workers import PAYLOAD, open_codec, worker_catalogue
+from msgstore.jobs.workers import PAYLOAD, OpenCodec, open_codec, worker_catalogue
 from msgstore.scan import FormatSet
 from msgstore.scan.formats import OWN_RECORD
 from msgstore.scan.segment import describe, field_as_json
 
+log = logging.getLogger("msgstore.bulk")
 NAME = QueueName("msgstore")
 _BATCH = 4 * 2**20
 """Bytes of bodies in one batch."""
@@ -86,8 +90,9 @@ class StoreSource:
             there = ", ".join(sorted(known))
             raise ConfigError(f"--accepts {unknown[0]}: no such record type is installed. There are: {there}")
         codec = open_codec(body or config.body)
-        self._codec = codec if body or codec.fields else None
+        self._codec = codec if body or any(field.name != PAYLOAD.name for field in codec.fields) else None
         self._is_named = body is not None
+        self._has_warned = False
         self._entries: list[StoredMessage] | None = None
 
     def queues(self) -> Iterable[QueueInfo]:
@@ -128,7 +133,7 @@ class StoreSource:
         for position, (entry, body) in enumerate(zip(entries, self._bodies(entries), strict=True), first):
             found = self._described(entry, body) if is_described and isinstance(body, bytes) else (body, None)
             if isinstance(found[0], bytes):
-                bodies.append(found[0])
+                bodies.append(bytes(found[0]))  # not a StoredBody
                 described.append(found[1])
                 kept.append(entry)
                 positions.append(position)
@@ -162,7 +167,7 @@ class StoreSource:
             found = self._client.read_many(ids)
         for msg_id in ids:
             try:
-                yield bytes(found[msg_id] if msg_id in found else self._client.read(msg_id))  # not a StoredBody
+                yield found[msg_id] if msg_id in found else self._client.read(msg_id)
             except (CorruptRecord, MessageNotFound) as error:
                 yield error
 
@@ -174,7 +179,10 @@ class StoreSource:
             return True
 
     def _described(self, entry: StoredMessage, body: bytes) -> tuple[bytes | str, dict[str, Any] | None]:
-        """Return the body, which may be a field of the codec, and the other fields as properties; or why there is none."""
+        """Return the body and the fields as properties; or why there is no body.
+
+        A field of the codec replaces the body if the user has named the codec, and if clients get the stored body.
+        """
         try:
             record = self._store.record(entry)
         except (CorruptRecord, MessageNotFound) as error:  # a writer has removed it since
@@ -183,15 +191,28 @@ class StoreSource:
         pairs = list(zip(found.bound.fields, found.values or (), strict=False)) if found.bound is not None else []
         if self._codec is None:
             return body, {field.name: _as_property(field, value) for field, value in pairs if value is not None} or None
-        if (values := self._codec.read(entry.msg_id, record.body)) is None and self._is_named:
+        if (values := self._fields_of(self._codec, entry.msg_id, record.body)) is None and self._is_named:
             return f"the codec {self._codec.name!r} cannot read the body", None
+        is_replaced = self._is_named or isinstance(body, StoredBody)
         for field, value in zip(self._codec.fields, values or (), strict=False):
             if field.name == PAYLOAD.name and isinstance(value, bytes):
-                body = value
+                body = value if is_replaced else body
             else:
                 pairs.append((field, value))
         properties = {field.name: _as_property(field, value) for field, value in pairs if value is not None}
         return body, properties or None
+
+    def _fields_of(self, codec: OpenCodec, msg_id: bytes, stored: bytes) -> tuple[Any, ...] | None:
+        """Return the fields of a body; None if there are none, or if a codec that nobody has named fails on them."""
+        try:
+            return codec.read(msg_id, stored)
+        except BrokenPlugin as error:
+            if self._is_named:
+                raise
+            if not self._has_warned:
+                log.warning("%s: messages without the fields of their codec: %s", self._context.path, error)
+            self._has_warned = True
+            return None
 
     def _accepted(self, entry: StoredMessage) -> tuple[bytes | None, str | None]:
         """Return a record of a type that the reader takes, or the reason why there is none. Any record type has an id and a

@@ -155,7 +155,10 @@ class SourceDamageTests(KitTests):
             for name, make in makers.items():
                 if (directory / name).exists():
                     continue
-                make(directory / name)
+                try:
+                    make(directory / name)
+                except OSError:  # not every file system has such files, or names
+                    continue
                 with within():
                     found = self._read(subject, sample, there, f"beside {name!r} in {directory.name}")
                 if found is not None and not found[1]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from msgstore.contract import MessageBatch, QueueName, SourceDamage
 from msgstore.jobs.messages.rows import rows_of
@@ -51,19 +47,6 @@ def messages_of(source: Any) -> Iterator[MessageBatch]:
         for item in source.messages(info.name, 0, None) if info.read else ():
             if isinstance(item, MessageBatch):
                 yield item
-
-
-@contextlib.contextmanager
-def time_zone(name: str) -> Iterator[None]:
-    """Let this be the time zone of the process, also of C."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TZ", name)
-        time.tzset()
-        try:
-            yield
-        finally:
-            environment.undo()
-            time.tzset()
 
 
 def places_of(batches: Iterable[MessageBatch]) -> set[Place]:

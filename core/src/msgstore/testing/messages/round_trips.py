@@ -11,9 +11,10 @@ import attrs
 from msgstore.contract import MessageBatch, SinkContext
 from msgstore.jobs.messages.sources import SourceSpec, open_source
 from msgstore.option_values import Backend
-from msgstore.testing.messages.reading import TIME_ZONES, time_zone
+from msgstore.testing.messages.reading import TIME_ZONES
 from msgstore.testing.messages.sinks import NEAR, accepted, complete, sample_batch
 from msgstore.testing.plugin import KitTests, skip_without
+from msgstore.testing.probes import in_zone
 from msgstore.testing.subjects import Subject
 
 
@@ -41,7 +42,7 @@ class RoundTripTests(KitTests):
         plain = sample_batch("a", 0, len(given))
         times = [1_700_000_000_000 + 3_600_000 * row if row % 3 else None for row in range(len(given))]
         batch = accepted(sink, attrs.evolve(plain, bodies=given, timestamps_ms=times))
-        with time_zone(TIME_ZONES[0]):
+        with in_zone(TIME_ZONES[0]):
             sink.write(batch)
             sink.flush()
         complete(sink)

@@ -38,8 +38,10 @@ NAMES = (
 )  # fmt: skip
 """Names of queues as some systems have them, also such as have more bytes than characters as UTF-8 or ``%XX``. What a name is
 as a path must not matter."""
-ALIKE = ("a/b", "a_b", "a%2Fb", "a b", "A/B", "a\0b", "n" * 300, "n" * 301)
-"""Names of queues that are the same once something is left out or replaced."""
+ALIKE = [QueueName("kit", "v", text) for text in ("a/b", "a_b", "a%2Fb", "a b", "A/B", "a\0b", "n" * 300, "n" * 301)] + [
+    QueueName("kit", *names) for by in "./-_%" for names in (("a", f"b{by}c"), (f"a{by}b", "c"))
+]
+"""Names of queues that are the same once something is left out or replaced, or parts of the name are joined."""
 BODIES = (b"", b"text", bytes(range(256)), b"\xff" * 5000, "ümlaut\n".encode(), b"\0", b"n" * 125, b"n" * 253, b"n" * 65_533)
 
 NEAR = b"|\0|a|A|a |a\0|a\n|a\r\n|\xfe|\xff".split(b"|")
@@ -284,20 +286,20 @@ class SinkTests(KitTests):
         if subject.descriptor.schemes:
             skip_without("a destination that is a path")
         whole, refused = self._written(subject, tmp_path / "whole", ALIKE)
-        for number, text in enumerate(ALIKE):
-            without, _ = self._written(subject, tmp_path / str(number), [other for other in ALIKE if other != text])
-            assert text in refused or without != whole, f"the message of the queue {text!r} is not there beside those of others"
+        for number, name in enumerate(ALIKE):
+            without, _ = self._written(subject, tmp_path / str(number), [other for other in ALIKE if other != name])
+            assert name in refused or without != whole, f"the message of the queue {name} is not there beside those of others"
 
-    def _written(self, subject: Subject, directory: Path, texts: Sequence[str]) -> tuple[object, list[str]]:
+    def _written(self, subject: Subject, directory: Path, names: Sequence[QueueName]) -> tuple[object, list[QueueName]]:
         """Write a message of each queue. Return what is there then, and the queues whose message was refused."""
         directory.mkdir()
         sink, refused = self._sink(subject, directory / "content", None), []
-        for text in texts:
-            batch = attrs.evolve(sample_batch("a", 0, 1, text.encode()), name=QueueName("kit", "v", text))
+        for name in names:
+            batch = attrs.evolve(sample_batch("a", 0, 1, repr(name).encode()), name=name)
             if len(accepted(sink, batch)):
                 sink.write(batch)
             else:
-                refused.append(text)
+                refused.append(name)
         complete(sink)
         return contents(directory / "content"), refused
 

@@ -39,9 +39,8 @@ from msgstore.testing.messages.reading import (
     opened,
     rows,
     spec_of,
-    time_zone,
 )
-from msgstore.testing.probes import CLOCKS, clocks_of, open_files, peak_of, steps_of, tree
+from msgstore.testing.probes import CLOCKS, clocks_of, in_zone, open_files, peak_of, steps_of, tree
 from msgstore.testing.subjects import Subject
 
 TIMES_MS = range(631_152_000_000, 4_102_444_800_000)
@@ -192,7 +191,7 @@ class SourceTests(SourceDamageTests):
         or the other way round. A conversion on another machine gives other times."""
         usual = rows(batches(subject, sample))
         for zone in TIME_ZONES:
-            with time_zone(zone):
+            with in_zone(zone):
                 check_rows(rows(batches(subject, sample)), usual, f"with TZ={zone}")
 
     def test_large_files_are_maps(self, subject: Subject, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
