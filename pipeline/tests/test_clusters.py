@@ -410,7 +410,8 @@ def test_path_that_only_driver_sees_is_refused(tmp_path):
 )
 def test_file_that_is_no_wheel_is_refused(tmp_path, content, message):
     file = tmp_path / "bad.whl"
-    file.touch() if content == [] else None
+    if content is not None:
+        file.touch()
     if content:
         with zipfile.ZipFile(file, "w") as archive:
             for name in content:

@@ -81,8 +81,7 @@ def without_options(_: click.Context, option: click.Parameter, name: str | None)
     """Return the value of an option that is a name. Raises BadParameter for a table."""
     if name and name.lstrip().startswith("{"):
         raise click.BadParameter(
-            f"{option.opts[0]} takes the name of a backend. Its options are in the configuration file with which the store is "
-            "opened."
+            "a name of a backend, not a table. Its options are in the configuration file with which the store is opened."
         )
     return name
 
@@ -348,7 +347,7 @@ class StoreArgument:
         """
         target = self.resolve()
         if not target.path.exists():
-            raise StoreError(f"{target.path}: there is no such directory")
+            raise StoreError(f"{target.path}: there is no such directory. 'msgstore put NAME --config FILE' creates a store")
         if not target.has_store():
             formats = resolve(target.config, target.catalogue, None).formats
             raise StoreError(no_segments(target.path, formats, target.catalogue))

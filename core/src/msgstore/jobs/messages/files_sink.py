@@ -33,7 +33,7 @@ def _file_name(part: str) -> str:
     try:
         encoded = part.encode("utf-8", "surrogateescape")  # bytes that were no UTF-8
     except UnicodeEncodeError:
-        encoded = part.encode("utf-8", "surrogatepass")  # half of a character, which JSON can have
+        encoded = part.encode("utf-8", "surrogatepass")  # half of a character
     found = quote(encoded, safe=_SAFE) or "%"
     return found.replace(".", "%2E") if found.startswith(".") else found
 
