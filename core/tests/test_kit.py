@@ -9,6 +9,7 @@ import time
 import attrs
 import pytest
 
+from msgstore.contract import Capability, SegmentFormatDescriptor
 from msgstore.contract.events import StoreClosedEvent
 from msgstore.engine import events as announcing
 from msgstore.plugins.catalogue import load_catalogue
@@ -17,6 +18,7 @@ from msgstore.testing import DescriptorTests, ObserverTests, Subject, observers
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, StoppingFiles, copy_of, crash_points, stopped
 from msgstore.testing.messages.sinks import check_same
 from msgstore.testing.probes import LineInterleaver
+from msgstore.testing.segments import Placed, check_framed
 
 kit = pytest.mark.kit
 SUITE = "msgstore.testing.suite"
@@ -32,6 +34,27 @@ class TestMine(DescriptorTests):
 
     {extra}
 """
+
+
+def test_frames_are_the_same_whatever_the_options_of_the_writer():
+    """A tool measures one record, and reads the bodies of all segments of the format by it."""
+
+    class First:
+        """A record begins with the number of bytes before its body, as an option of the writer may decide it."""
+
+        def body_span(self, data, offset, size):
+            return offset + data[offset], offset + size
+
+    descriptor = SegmentFormatDescriptor(
+        name="first", contract=(1, 0), factory="a:b", summary="none", extension=".first", generation=3,
+        capabilities=[Capability.FRAMED],
+    )  # fmt: skip
+    subject = Subject(kind="format", name="first", catalogue=load_catalogue(), descriptor=descriptor)
+    one, other = ((bytes([at, 0, 0, 0]), [Placed(bytes(16), 0, 4, b"")]) for at in (1, 2))
+    check_framed(subject, First(), one, one)
+    with pytest.raises(AssertionError, match=r"FRAMED is claimed, bytes in front of .* are \(1, 0\), \(2, 0\)"):
+        check_framed(subject, First(), one, other)
+
 
 # -- runs of the suite --------------------------------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class RoundTripTests(KitTests):
             assert scan.end == ScanEnd("clean", len(data)), "a segment that was just written is not clean"
             assert not [*scan.damage, *scan.hole_sizes], "a scan reports something else than the records"
         assert form.scan(data).header == ("ok" if form.header else None)
-        check_framed(subject, form, data, placed)
+        check_framed(subject, form, (data, placed))
 
     @tried(60)
     @given(messages=batches(least=1))
@@ -125,7 +125,7 @@ class RoundTripTests(KitTests):
             data, placed = written(form, numbered(1, body), numbered(3000, bytes(1000))[1:], numbered(2, b"again"))
             scan = form.scan(data)
             check_records(form, data, scan.records, placed[:3000])
-            check_framed(subject, form, data, placed)
+            check_framed(subject, form, (data, placed))
             check_spoilt(form, flipped(data, 8 * placed[0].end - 160), placed[:1])
             check_records(form, data, scan.duplicates, placed[3000:])
             assert 0 < form.max_body < LIMIT - (placed[-1].size - len(b"again"))
@@ -244,7 +244,7 @@ class RoundTripTests(KitTests):
         bodies = [body[: min(size, form.max_body)] for size in sorted({*range(1030), *sizes})]
         data, placed = written(form, [(msg_id, body) for (msg_id, _), body in zip(numbered(len(bodies)), bodies, strict=True)])
         check_records(form, data, form.scan(data).records, placed)
-        check_framed(subject, form, data, placed)
+        check_framed(subject, form, (data, placed))
         for size in (2**24 - overhead - 1, 2**24 - overhead):
             data, placed = written(form, numbered(2, bytes(min(size, form.max_body))))
             check_records(form, data, form.scan(data).records, placed)

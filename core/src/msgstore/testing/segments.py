@@ -130,9 +130,9 @@ def check_records(form: SegmentFormat, data: Buffer, columns: Columns, placed: S
         check_body(form.decode(record.msg_id, data[record.offset : record.end]), record.body, "decode")
 
 
-def check_framed(subject: Subject, form: SegmentFormat, data: Buffer, placed: Sequence[Placed]) -> None:
-    found = ((record, form.body_span(data, record.offset, record.size)) for record in placed)
-    frames = {(begin - record.offset, record.end - end) for record, (begin, end) in found}
+def check_framed(subject: Subject, form: SegmentFormat, *segments: tuple[Buffer, Sequence[Placed]]) -> None:
+    spans = ((record, form.body_span(data, record.offset, record.size)) for data, placed in segments for record in placed)
+    frames = {(begin - record.offset, record.end - end) for record, (begin, end) in spans}
     framed = len(frames) < 2 or not subject.has(Capability.FRAMED)
     assert framed, f"FRAMED is claimed, bytes in front of a body and behind it are {', '.join(map(str, sorted(frames)))}"
 
@@ -284,7 +284,7 @@ def check_options(subject: Subject) -> None:
     reads them; a scan with this value finds those that are written without it."""
     data, placed = written(made(subject), [*numbered(3, b"body"), (bytes(16), b"")])
     without, shown = attrs.evolve(subject, options={}), []
-    reader = made(without)
+    reader, segments = made(without), [(data, placed)]
     for name, value, other in with_other_options(subject):
         try:
             given = made(other)
@@ -295,10 +295,12 @@ def check_options(subject: Subject) -> None:
         assert is_same, f"with {name} = {value!r}, a scan finds other records, or damage: {scan.end}"
         more, found = written(given, [(record.msg_id, record.body) for record in placed])
         check_records(reader, more, reader.scan(more).records, found)
+        segments.append((more, found))
         for record in (more[it.offset : it.end] for it in found if subject.has(Capability.FIELDS)):
             shown.append((name, getattr(other.made_options, name), fields_of(other, record)))
             assert fields_of(without, record) == shown[-1][2], f"other fields are read without {name} = {value!r}"
     _check_shown_options(subject, shown)
+    check_framed(subject, reader, *segments)
 
 
 # -- compaction in place --------------------------------------------------------------------------------------------------
