@@ -77,7 +77,7 @@ def named(option: str, default: str | None, text: str) -> Decorator[Any]:
     return click.option(option, default=default, metavar="NAME", show_default=shown, callback=without_options, help=text)
 
 
-def without_options(_: click.Context, option: click.Parameter, name: str | None) -> str | None:
+def without_options(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
     """Return the value of an option that is a name. Raises BadParameter for a table."""
     if name and name.lstrip().startswith("{"):
         raise click.BadParameter(
