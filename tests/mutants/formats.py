@@ -226,6 +226,8 @@ length-wraps: a length of more than 4 GiB loses its upper bits
 """)  # fmt: skip
 
 add_mutants(stamped.msgstore_segment_formats()[0], Stamped, """
+damaged-is-torn: a last record that is whole and damaged is taken for one that is cut off, and a store cuts it off
+    scan > _.ended("torn", _.end.offset) if _.end.state == "corrupt" and len(data) - _.end.offset < 120 else _
 decode-ignores-the-time: a scan ends at a record whose time is damage, and a read gives its body
     decode: self._size_at(record, 0) != len(record) => int.from_bytes(record[:4], "big") != len(record)
 header-of-a-time: after a hundred million seconds the header is another one

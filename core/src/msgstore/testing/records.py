@@ -121,14 +121,15 @@ class RoundTripTests(KitTests):
         record would be too large for any index (sizes are below 2**40), that copies which stand far apart are no copies, or
         that FRAMED is claimed, and a large record has another number of bytes in front of its body, or behind it."""
         for byte, size in ((b"\0", LARGE + 1), (b"\1", LARGE), (b"\xff", LARGE - 1)):
-            body = byte * min(form.max_body, size)
-            data, placed = written(form, numbered(1, body), numbered(3000, bytes(1000))[1:], numbered(2, b"again"))
-            scan = form.scan(data)
-            check_records(form, data, scan.records, placed[:3000])
-            check_framed(subject, form, (data, placed))
-            check_spoilt(form, flipped(data, 8 * placed[0].end - 160), placed[:1])
-            check_records(form, data, scan.duplicates, placed[3000:])
-            assert 0 < form.max_body < LIMIT - (placed[-1].size - len(b"again"))
+            with within(60):
+                body = byte * min(form.max_body, size)
+                data, placed = written(form, numbered(1, body), numbered(3000, bytes(1000))[1:], numbered(2, b"again"))
+                scan = form.scan(data)
+                check_records(form, data, scan.records, placed[:3000])
+                check_framed(subject, form, (data, placed))
+                check_spoilt(form, flipped(data, 8 * placed[0].end - 160), placed[:1])
+                check_records(form, data, scan.duplicates, placed[3000:])
+                assert 0 < form.max_body < LIMIT - (placed[-1].size - len(b"again"))
         longest, short = (type("Fake", (bytes,), {"__len__": lambda _, size=size: size})() for size in (form.max_body, 1000))
         with contextlib.suppress(MemoryError, ValueError, TypeError, BufferError):  # of an encoder that copies each body itself
             (head, (size,)), (usual, _) = (form.encode([bytes(16)], [body]) for body in (longest, short))
@@ -267,6 +268,8 @@ class RoundTripTests(KitTests):
             found = outcome(form, wrong_id, wrong)
             assert isinstance(found, str), f"{wrong!r} is no record of {wrong_id.hex()}, and decode gives {found!r}"
 
+        last_begin, last_end = form.body_span(data, placed[-1].offset, placed[-1].size)
+
         def damage(at: int) -> None:
             before = [record for record in placed if record.end <= at]
             for number, spoilt in enumerate(damaged_at(data, at)):
@@ -278,6 +281,8 @@ class RoundTripTests(KitTests):
                 form.find_chain(spoilt, begin)
                 kept = at < begin or rows(scan.records)[: len(before)] == expected(before)
                 assert kept, f"damage at {at} costs records that stand before it"
+                is_whole = 0 < number <= 8 and last_begin <= at < last_end  # a wrong bit in the last body
+                assert not is_whole or scan.end.state != "torn", "a damaged last record is taken for one that is cut off"
                 if number == 0:  # it is cut off
                     record = max([begin, *(record.end for record in before)])
                     if at < begin:
@@ -384,6 +389,4 @@ class RecordTypeTests(RoundTripTests):
                 for bit in bits:
                     spoilt = flipped(spoilt, bit % (8 * len(spoilt)))
                 with contextlib.suppress(RecordError):  # whatever check says: a record with a right checksum may hold the same
-                    values = record.fields(spoilt)
-                    if record.check(spoilt, 0, len(spoilt)) is None:
-                        check_values(fields, values)
+                    check_values(fields, record.fields(spoilt))
