@@ -13,5 +13,5 @@ MAX_MODULES = 20
 
 
 def test_folders_hold_few_modules() -> None:
-    counts = Counter(path.parent.name for path in ROOT.rglob("*.py") if path.name != "__init__.py")
+    counts = Counter(path.parent for path in ROOT.rglob("*.py") if path.name != "__init__.py")
     assert {name: count for name, count in counts.items() if count > MAX_MODULES} == {}
