@@ -125,7 +125,7 @@ def test_missing_plugin_of_executor_names_host(monkeypatch):
     ):
         list(reader.read(part))
     reader = MessageReader(attrs.evolve(options, spec=attrs.evolve(options.spec, path="/no/such")), StructType())
-    with pytest.raises(msgstore.StoreError, match=rf"\), user \w+: /no/such: No such file .*Executors need it under this path"):
+    with pytest.raises(msgstore.StoreError, match=r"\), user \w+: /no/such: No such file .*Executors need it under this path"):
         list(reader.read(part))
     with pytest.raises(msgstore.PluginError, match=r"provides 'stork'\. check_executors"), tasks.name_host():
         raise msgstore.PluginError("nothing provides 'stork'. Did you mean 'store'?")
