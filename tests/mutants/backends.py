@@ -277,8 +277,6 @@ unreadable-is-damage: files that cannot be read are set aside as damage
     load: getattr(error, "sqlite_errorcode", sqlite3.SQLITE_NOTADB) & 0xFF not in _DAMAGE => False
 read-only-ignores-the-journal: read-only, half of a commit that a kill has cut short is read
     _open: in (FILE, JOURNAL): => in (FILE,):
-close-does-not-wait: close does not wait for a commit that runs
-    close: with self._commit_lock: => if True:
 commit-unsynced: commits are never synced
     _read: 'FULL' if self._context.sync else 'OFF' => 'OFF'
 entries-before-state: entries and state are written in two transactions
