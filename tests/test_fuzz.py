@@ -139,7 +139,7 @@ def parse(target: FuzzTarget, data: bytes) -> None:
 
 
 def seconds(name: str, data: bytes) -> float:
-    """Of processor time, without that of a garbage collection, which passes over all objects of the test run."""
+    """Return the processor time that a parser takes. Garbage collection is off: its time depends on all objects of the run."""
     gc.disable()
     try:
         begin = time.process_time()

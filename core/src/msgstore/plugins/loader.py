@@ -260,10 +260,9 @@ def _find_unmarked(manager: pluggy.PluginManager, plugin: object) -> Iterator[st
     """Yield problems of a plugin whose hooks are never called: pluggy ignores functions without ``hookimpl``."""
     implemented = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
     names = vars(plugin) if isinstance(plugin, types.ModuleType) else dir(plugin)
-    hooks = [hook for hook in (*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS) if hook in names]
-    unmarked = [
-        hook for hook in hooks if hook not in implemented and inspect.isroutine(inspect.getattr_static(plugin, hook, None))
-    ]
+    known = [*(hook for hook, _ in HOOKS.values()), *EVENT_HOOKS]
+    left = [hook for hook in known if hook in names and hook not in implemented]
+    unmarked = [hook for hook in left if inspect.isroutine(inspect.getattr_static(plugin, hook, None))]
     if unmarked:
         yield f"does not mark {', '.join(unmarked)} with @msgstore.hookimpl, so nothing calls it"
     elif not implemented:

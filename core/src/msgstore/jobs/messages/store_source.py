@@ -181,7 +181,8 @@ class StoreSource:
     def _described(self, entry: StoredMessage, body: bytes) -> tuple[bytes | str, dict[str, Any] | None]:
         """Return the body and the fields as properties; or why there is no body.
 
-        A field of the codec replaces the body if the user has named the codec, and if clients get the stored body.
+        The payload that a codec finds in a body replaces it in two cases: the user has named the codec, or clients read the
+        body as it is stored, such as a broker's.
         """
         try:
             record = self._store.record(entry)
@@ -189,16 +190,15 @@ class StoreSource:
             return str(error), None
         found = describe(record)
         pairs = list(zip(found.bound.fields, found.values or (), strict=False)) if found.bound is not None else []
-        if self._codec is None:
-            return body, {field.name: _as_property(field, value) for field, value in pairs if value is not None} or None
-        if (values := self._fields_of(self._codec, entry.msg_id, record.body)) is None and self._is_named:
-            return f"the codec {self._codec.name!r} cannot read the body", None
-        is_replaced = self._is_named or isinstance(body, StoredBody)
-        for field, value in zip(self._codec.fields, values or (), strict=False):
-            if field.name == PAYLOAD.name and isinstance(value, bytes):
-                body = value if is_replaced else body
-            else:
-                pairs.append((field, value))
+        if self._codec is not None:
+            if (values := self._fields_of(self._codec, entry.msg_id, record.body)) is None and self._is_named:
+                return f"the codec {self._codec.name!r} cannot read the body", None
+            is_replaced = self._is_named or isinstance(body, StoredBody)
+            for field, value in zip(self._codec.fields, values or (), strict=False):
+                if field.name == PAYLOAD.name and isinstance(value, bytes):
+                    body = value if is_replaced else body
+                else:
+                    pairs.append((field, value))
         properties = {field.name: _as_property(field, value) for field, value in pairs if value is not None}
         return body, properties or None
 
