@@ -166,7 +166,7 @@ class WriteOptions:
 
 
 _ELSEWHERE = {
-    "refcounts": "a store has all records, live or dead. Join with the lines of 'msgstore ls --json', or of the counts",
+    "refcounts": "a store has all records, live or dead. Join with the ids of 'msgstore ls --json' or of a file of counts",
 }
 """Options that people look for, in lower case, and what there is instead."""
 

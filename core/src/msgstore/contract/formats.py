@@ -200,7 +200,7 @@ class SegmentFormat(Protocol):
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own.
-        Ids of a batch may be equal. Does not raise: the class of the options refuses a value with which it would."""
+        Ids of a batch may be equal. Does not raise: an option that cannot be written is refused by its class."""
 
     def decode(self, msg_id: bytes, record: bytes) -> bytes:
         """Return the stored body of one record. ``record`` has exactly the size that the index has for it.

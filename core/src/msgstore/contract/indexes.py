@@ -48,8 +48,8 @@ If ``commit`` fails, what was set aside stays aside, and the next ``commit`` wri
 
 Threads: once a store is open, the engine calls one method at a time and holds the state lock, with two exceptions. ``get`` is
 called from any thread at any time, and sees an entry as it was before or after the change that another method is making.
-``commit`` is called without the lock by one thread at a time, while other threads call every other method but ``clear`` and
-``close``: the engine waits for it.
+``commit`` is called without the lock by one thread at a time. Meanwhile other threads call the other methods, but not ``clear``
+and ``close``: the engine calls these when no commit runs.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class IndexContext:
     sync: bool = False
     """True if a commit, or a close with a state, must survive a power loss, not only the end of the process."""
     read_only: bool = False
-    """True if nothing may be written, not even a lock file. Changes then stay in memory and end with ``close``. What a killed
-    process has left is read as an index that may write would read it, without its repairs on disk."""
+    """True if nothing may be written, not even a lock file. Changes then stay in memory and end with ``close``. Files that
+    a killed process has left are read as for writing, but not repaired on disk."""
     live: bool = False
     """True, together with ``read_only``, for an index with LIVE_READS whose writer may be another process: each call sees the
     last commit, and the changes in memory on top of it; nothing is held between calls. ``load`` is called again for each new

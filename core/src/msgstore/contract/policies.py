@@ -101,8 +101,8 @@ class GcPolicy(Protocol):
 
     def plan(self, segments: Sequence[SegmentStats], now: float) -> Sequence[Action]:
         """Return the actions, in the order of execution. Pure: it keeps nothing, and asks no clock. ``segments`` are in number
-        order; ``now`` is in seconds since the epoch, also earlier than before, and the same segments are planned again as they
-        grow older. The time is linear in the number of segments, beside sorting them.
+        order; ``now`` is in seconds since the epoch, and may be earlier than at the call before. The same segments may come
+        again when they are older. The time is linear in the number of segments, beside sorting them.
 
         The engine skips and logs an action that names an unknown, current or quarantined segment, or one that an earlier
         action names, and a Combine above the size limit. It carries out nothing of a plan with anything else than actions. It

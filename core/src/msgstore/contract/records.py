@@ -78,7 +78,7 @@ class RecordType(Protocol):
 
     def encode(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """Return all records of a batch as one string, and the size of each in bytes. A large body is a batch of its own.
-        Ids of a batch may be equal. Does not raise: the class of the options refuses a value with which it would."""
+        Ids of a batch may be equal. Does not raise: an option that cannot be written is refused by its class."""
 
     def decode(self, record: bytes) -> bytes:
         """Return the stored body of a whole record, from its type byte on. The format has checked type, size and id.

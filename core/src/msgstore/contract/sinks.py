@@ -119,4 +119,4 @@ class JoiningSink(Sink, Protocol):
     def join(self, parts: Sequence[str]) -> None:
         """Add the destinations that other sinks with the same options have completed, in this order, whatever their names. They
         may be moved. Called before ``flush`` and ``finish``. Raises StoreError or OSError for a part that is not there, and for
-        parts that cannot stand together. A part without ``finish`` is refused so, too, or gives what it would give with it."""
+        parts that cannot stand together. A part whose ``finish`` was not called is refused, too, or joined as if it was."""
