@@ -171,6 +171,24 @@ def test_files_sink_has_a_body_and_its_facts(tmp_path):
     assert (body.read_bytes(), json.loads(about.read_bytes())["queue"]) == (b"x", "../a b")
 
 
+def test_files_sink_refuses_queues_whose_directories_are_one_to_the_file_system(tmp_path, monkeypatch):
+    """A file system that ignores the case of letters is imitated."""
+
+    def exists(path: Path) -> bool:
+        return path.parent.is_dir() and path.name.lower() in (found.name.lower() for found in path.parent.iterdir())
+
+    line = '{"system":"s","vhost":"%s","queue":"%s","body":"eA=="}\n'
+    (tmp_path / "m.jsonl").write_text(line % ("v", "a") + line % ("v", "A") + line % ("V", "b") + line % ("v", "b"))
+    monkeypatch.setattr(Path, "exists", exists)
+    report = run(tmp_path / "m.jsonl", tmp_path / "out", sink="files")
+    assert (report.total("written"), report.total("refused")) == (2, 2)
+    assert sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.body")) == [
+        "v/a/00000000.body",
+        "v/b/00000000.body",
+    ]
+    assert all("of another queue for one: rename one of the queues" in reason for reason in report.reasons)
+
+
 def test_selection(tmp_path):
     origin = kestrel(tmp_path / "origin")
     chosen = [row["position"] for row in json_of("messages", origin, "--queue", "q1", "--from-position", "3", "--limit", "2")]

@@ -38,6 +38,17 @@ def _file_name(part: str) -> str:
     return found.replace(".", "%2E") if found.startswith(".") else found
 
 
+def _has_other_case(top: Path, where: str) -> bool:
+    """Return True if a directory is found under a name that is not listed: the file system ignores the case of letters."""
+    for part in where.split("/"):
+        if not (top / part).exists():
+            return False
+        if top / part not in top.iterdir():
+            return True
+        top /= part
+    return False
+
+
 class FilesSink:
     """Writer of a directory. Messages of a queue have growing positions, so an end for each directory is enough to discard what
     came after a token."""
@@ -60,6 +71,8 @@ class FilesSink:
         where, reason = directory_of(batch.name), ""
         if any(len(part) > _MAX_NAME for part in where.split("/")):
             reason = f"the name of the queue is too long for a directory: {where[:60]}..."
+        elif where not in self._owners and _has_other_case(self._top, where):
+            reason = f"the file system takes {where} and the directory of another queue for one: rename one of the queues"
         elif self._owners.setdefault(where, batch.name) != batch.name:
             reason = f"the directory {where} holds the queue {self._owners[where]} of another system: convert it alone"
         return [(row, reason) for row in range(len(batch))] if reason else ()
