@@ -74,6 +74,8 @@ class Watch:
         Console(width=160, highlight=False).print(table)
         tried = len(self.found.keys() & faults.keys())
         originals = len(self.found) - tried
+        if not self.only:
+            assert tried == len(MUTANTS), f"not tried, or of one name: {len(MUTANTS) - tried} mutants"
         print(f"{right[True]} of {tried} mutants are caught; {right[False]} of {originals} originals pass")
         is_right = right == {True: tried, False: originals}
         session.exitstatus = pytest.ExitCode.OK if is_right else pytest.ExitCode.TESTS_FAILED
