@@ -136,13 +136,16 @@ def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCode
 
 def _first_bodies(segments: Segments) -> list[tuple[bytes, bytes]]:
     bodies: list[tuple[bytes, bytes]] = []
+    size = 0
 
     def is_missing() -> bool:
-        return len(bodies) < _BODIES and sum(len(stored) for _, stored in bodies) < _BODY_BYTES
+        return len(bodies) < _BODIES and size < _BODY_BYTES
 
     def add(msg_id: bytes, stored: bytes) -> bool:
+        nonlocal size
         if is_missing():
             bodies.append((msg_id, stored))
+            size += len(stored)
         return True  # the scan must not report it as damaged
 
     for segment in segments:
