@@ -5,19 +5,29 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from msgstore.contract import RESCUED_KEY, Capability, Index, IndexContext, IndexDescriptor
 from msgstore.locations import NUMBER_SHIFT, pack_location
-from msgstore.testing.faults import OPENINGS, FailingFiles, RecordingFiles, fail_syncs, listing, no_more_files
+from msgstore.testing.faults import (
+    OPENINGS,
+    FailingFiles,
+    RecordingFiles,
+    copy_of,
+    fail_syncs,
+    listing,
+    no_more_files,
+)
 from msgstore.testing.index_commits import CHILD_IDS, ENTRIES, ROUND, STATE, A, B, C, D, IndexCommitTests, enter_all, opened
 from msgstore.testing.index_model import (
     IDS,
@@ -155,6 +165,8 @@ class IndexTests(IndexCommitTests):
             last = range(max(0, len(whole) - 64), len(whole))
             spots = {*range(min(len(whole), 12)), *last, *(rng.randrange(len(whole)) for _ in range(9))}
             cases = [whole + b"\0", whole + whole, *(damaged for at in sorted(spots) for damaged in damaged_at(whole, at))]
+            sectors = range(0, len(whole), 512)  # a tree of pages has one that is damaged among others that are not
+            cases += [whole[:at] + bytes(512) + whole[at + 512 :] for at in sectors[:: len(sectors) // 40 + 1]]
             for damaged in cases:
                 path.write_bytes(damaged)
                 before = listing(place.directory)
@@ -179,6 +191,20 @@ class IndexTests(IndexCommitTests):
                 index.close({})
                 assert D in place.saved()[1]
                 path.write_bytes(whole)
+
+    def test_damage_in_any_sector(self, place: IndexDirectory) -> None:
+        """A failure means that an index whose files are damaged raises what is no OSError, or ends the process, so that the
+        store does not open; or that ``load`` returns None, and some entries stay. Read all before you keep any of it."""
+        place.subject.needs(Capability.PERSISTENT)
+        index = place.make()
+        index.load()
+        index.enter([n.to_bytes(16) for n in range(2000)], range(2000))
+        index.freeze(STATE)
+        index.commit()
+        index.close(None)
+        with ChildProcess(place, _load_damaged) as child:
+            last = child.wait()
+            assert last is None, last
 
     def test_it_waits_for_the_disk_when_told(self, place: IndexDirectory, tmp_path: Path) -> None:
         """A failure means that with ``sync`` a power loss can undo a commit or a clean shutdown: they succeed in a process in
@@ -282,6 +308,33 @@ def _commit_rounds(descriptor: IndexDescriptor, context: IndexContext, parent: A
         index.freeze(state)
         index.commit()
         parent.send(round_)
+
+
+def _load_damaged(descriptor: IndexDescriptor, context: IndexContext, parent: Any) -> None:
+    """Send what is damaged before each ``load``, or what is wrong after it; and None at the end."""
+    target = context.directory.with_name("damaged")
+    for path in [path for path in sorted(context.directory.rglob("*")) if path.is_file()]:
+        whole, name = path.read_bytes(), path.relative_to(context.directory)
+        sectors = [at for at in range(0, len(whole), 512) if any(whole[at : at + 512])]
+        for at in sectors[:: len(sectors) // 24 + 1]:
+            shutil.rmtree(target, ignore_errors=True)
+            with (copy_of(context.directory, target) / name).open("r+b") as file:
+                file.seek(at)
+                file.write(bytes(len(whole[at : at + 512])))
+            where = f"{name}, zeros from byte {at} to {at + 512}"
+            parent.send(f"{where}: the process has ended")
+            index: Index = descriptor.load_factory()(attrs.evolve(context, directory=target))
+            with contextlib.suppress(OSError):
+                try:
+                    is_kept = index.load() is None and (len(index) or list(index.items()))
+                except Exception as error:
+                    if isinstance(error, OSError):
+                        raise
+                    return parent.send(f"{where}: {error!r}")
+                if is_kept:
+                    return parent.send(f"{where}: load has returned None, and keeps {len(index)} entries")
+                index.close(None)
+    return parent.send(None)
 
 
 def _save_without_syncs(descriptor: IndexDescriptor, context: IndexContext, parent: Any) -> None:

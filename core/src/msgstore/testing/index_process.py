@@ -44,6 +44,13 @@ class ChildProcess:
         finally:
             os.kill(self._process.pid, signal.SIGCONT)
 
+    def wait(self) -> Any:
+        """Return ``last`` when the work has ended."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self.last = self._received.recv()
+        return self.last
+
     def kill(self) -> Any:
         """Return ``last``."""
         self._process.kill()

@@ -93,10 +93,14 @@ class SqliteIndex:
             return None  # the first commit makes the tables
         if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
             raise sqlite3.DatabaseError("it is of another application")
+        if (found := connection.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):  # zeros read as rows of NULLs
+            raise sqlite3.DatabaseError(found[0])
+        state = dict(connection.execute("SELECT key, value FROM state"))
         rows = connection.execute("SELECT id, location, refs FROM entries")
+        # Both are read before either is kept: damage in one leaves the index empty.
         self._entries = {msg_id: (int.from_bytes(location), count) for msg_id, location, count in rows}
-        self._state = dict(connection.execute("SELECT key, value FROM state"))
-        return self._state.copy()
+        self._state = state
+        return state.copy()
 
     def close(self, state: Mapping[bytes, bytes] | None) -> None:
         with self._commit_lock:
