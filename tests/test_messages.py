@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import random
@@ -367,14 +368,38 @@ def test_other_conversion_does_not_continue(often, tmp_path, monkeypatch):
         patched.setattr(factory, "finish", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(origin, tmp_path / "out.jsonl")
-    with pytest.raises(StoreError, match=r"with another selection\. End it as it was begun, or begin anew with --restart"):
+    with pytest.raises(StoreError, match=r"with another --limit\. End it as it was begun, or begin anew with --restart"):
         run(origin, tmp_path / "out.jsonl", selection={"limit": 5})
     text = command("convert", origin, tmp_path / "out.jsonl", "--max-age", "1h", code=2).stderr
     assert "with another --source-option max_age. End it as it was begun" in text
+    text = command("convert", origin, tmp_path / "out.jsonl", "--sink", "files", code=2).stderr
+    assert "with another sink (it was jsonl). End it as it was begun" in text
     text = command("queues", tmp_path / "out.jsonl", code=2).stderr
     assert "out.jsonl: there is no such file or directory. An unfinished conversion is in " in text
     assert run(origin, tmp_path / "out.jsonl", selection={"limit": 5}, restart=True).total("written") == 5
     assert len(messages(tmp_path / "out.jsonl")) == 5
+
+
+def full_disk(_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_conversion_with_another_secret_does_not_continue(often, tmp_path, monkeypatch):
+    """It would make a destination that no key reads."""
+    origin, place = kestrel(tmp_path / "origin"), tmp_path / "out"
+    options = ("--sink", "store", "--sink-option", 'body={ use = "aes-gcm", key = { env = "KEY" } }')
+    monkeypatch.setenv("KEY", "0" * 32)
+    factory = catalogue().sink("store").load_factory()
+    with monkeypatch.context() as patched:
+        patched.setattr(factory, "finish", full_disk)
+        command("convert", origin, place, *options, code=2)
+    journal = next(tmp_path.rglob("journal.jsonl")).read_text()
+    assert "0" * 32 not in journal
+    assert "into it was begun with --sink store. Name one with --sink" in command("convert", origin, place, code=2).stderr
+    monkeypatch.setenv("KEY", "1" * 32)
+    assert "with another --sink-option body. End it as" in command("convert", origin, place, *options, code=2).stderr
+    monkeypatch.setenv("KEY", "0" * 32)
+    assert "78 written" in command("convert", origin, place, *options).stdout
 
 
 def test_changed_source_does_not_continue(often, tmp_path, monkeypatch):
@@ -465,7 +490,7 @@ def test_queue_is_not_overwritten_after_a_kill(tmp_path, often, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             run(origin, tmp_path / "out", sink="files", selection={"limit": 30})
     journal = tmp_path / ".out.msgstore" / "convert" / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"limit":30', '"limit":null').replace('"queue":2,', '"queue":1,'))
+    journal.write_text(journal.read_text().replace('"--limit":30', '"--limit":null').replace('"queue":2,', '"queue":1,'))
     report = run(origin, tmp_path / "out", sink="files")
     assert (report.kept, report.total("written"), report.total("refused")) == (30, 30, 30)
 

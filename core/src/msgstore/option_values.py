@@ -315,6 +315,19 @@ def _text(value: object, base: Path | None) -> str:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def with_texts(value: object, base: Path) -> object:
+    """Return the value of an option, with the texts that it takes from the environment or from files in their places."""
+    if isinstance(value, GivenText):
+        with suppress(ValueError):  # ``structure`` reports it
+            value = value.read(object)
+    if isinstance(value, Mapping):
+        with suppress(ValueError):  # a table of the plugin's own
+            if is_elsewhere(value):
+                return _text(value, base)
+        return {key: with_texts(member, base) for key, member in value.items()}
+    return [with_texts(member, base) for member in value] if isinstance(value, list) else value
+
+
 def _nested(value: object, kind: type[T], base: Path | None) -> T:
     if not isinstance(value, Mapping):
         raise TypeError(f"{_kind(value)} is not a table")

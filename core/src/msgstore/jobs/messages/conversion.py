@@ -125,7 +125,17 @@ def _changes(was: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
             names = sorted({*was[key], *asked[key]})
             yield from (f"{key} {name}" for name in names if was[key].get(name) != asked[key].get(name))
         else:
-            yield key
+            yield f"{key} (it was {was[key]})" if key == "sink" and key in was else key
+
+
+def begun_with(destination: Path) -> str:
+    """Return the name of the sink of an unfinished conversion into a path; "" if there is none."""
+    journal = destination.parent / f".{destination.name}.msgstore" / WORK / _JOURNAL
+    try:
+        with journal.open(encoding="utf-8") as lines:
+            return str(json.loads(next(lines, ""))["sink"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from typing import Any
 import attrs
 
 from msgstore.contract import ConfigError, QueueInfo, QueueName, SinkDescriptor
-from msgstore.jobs.messages.conversion import CONTENT
+from msgstore.jobs.messages.conversion import CONTENT, begun_with
 from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.messages.selection import Selection
 from msgstore.jobs.messages.sources import SourceSpec, nearest, source_spec
-from msgstore.option_values import Backend, structure
+from msgstore.option_values import Backend, structure, with_texts
 from msgstore.plugins.catalogue import Catalogue
 
 JOURNAL = "msgstore-convert.jsonl"
@@ -47,14 +47,20 @@ class ConvertJob:
 
     def about(self) -> dict[str, Any]:
         """Return what must be the same when the conversion continues."""
+        source = str(Path(self.source.path).resolve())
+        salt = hashlib.sha256(encode([source, self.target]).encode()).digest()
         return {
-            "source": [self.source.source.name, str(Path(self.source.path).resolve())],
-            "--source-option": _digests(self.source.source),
+            "source": [self.source.source.name, source],
+            "--source-option": _digests(self.source.source, salt),
             CONTENT: _fingerprint(Path(self.source.path)),
             "sink": self.sink.name,
-            "--sink-option": _digests(self.sink, self.changeable),
+            "--sink-option": _digests(self.sink, salt, self.changeable),
             "destination": self.target,
-            "selection": attrs.asdict(self.selection),
+            "--vhost": self.selection.vhosts,
+            "--queue": self.selection.queues,
+            "--state": self.selection.states,
+            "--from-position": self.selection.first,
+            "--limit": self.selection.limit,
             "--rename": dict(self.rename),
             "--raw": self.source.raw,
             "--accepts": self.source.accepts,
@@ -66,10 +72,14 @@ def without_password(destination: str) -> str:
     return re.sub(r"^(\w+://[^:/@]*:).*@", r"\1***@", destination)  # greedy: a password may have "/" and "@" by mistake
 
 
-def _digests(backend: Backend, without: Collection[str] = ()) -> dict[str, str]:
-    """Return a hash of each option: these may have secrets, and a journal is a file."""
-    options = {name: value for name, value in backend.options.items() if name not in without}
-    return {name: hashlib.sha256(encode([name, value]).encode()).hexdigest() for name, value in options.items()}
+def _digests(backend: Backend, salt: bytes, without: Collection[str] = ()) -> dict[str, str]:
+    """Return a hash of each option, with its secrets: another key would make a destination that none reads. It is slow to
+    guess, because a journal is a file."""
+    options = {name: with_texts(value, backend.base) for name, value in backend.options.items() if name not in without}
+    return {
+        name: hashlib.scrypt(encode([name, value]).encode(), salt=salt, n=2**12, r=8, p=1, dklen=32).hex()
+        for name, value in options.items()
+    }
 
 
 def _fingerprint(path: Path) -> str:
@@ -103,6 +113,10 @@ def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -
     if separator:
         catalogue.sink({"amqps": "amqp"}.get(scheme, scheme))  # the error has the line for pip
     failed = catalogue.failed_to_load()
+    begun = "" if separator else begun_with(Path(destination))
+    if begun:
+        catalogue.sink(begun)  # the error has the line for pip
+        failed += f" An unfinished conversion into it was begun with --sink {begun}."
     raise ConfigError(f"{destination}: its name says no sink ({listed}).{failed} Name one with --sink: {names}")
 
 
