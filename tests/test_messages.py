@@ -495,6 +495,30 @@ def test_queue_is_not_overwritten_after_a_kill(tmp_path, often, monkeypatch):
     assert (report.kept, report.total("written"), report.total("refused")) == (30, 30, 30)
 
 
+def test_name_cannot_look_like_a_line_of_a_report(tmp_path):
+    (tmp_path / "m.jsonl").write_text(
+        '{"system":"s","queue":"q\\nforged","body":"eA=="}\n{"system":"s","queue":"","body":""}\n'
+    )
+    for verb in ("queues m.jsonl", "messages m.jsonl", "messages m.jsonl --as text", "convert m.jsonl out.store --sink store"):
+        done = command(*(tmp_path / word if word in ("m.jsonl", "out.store") else word for word in verb.split()), code=None)
+        assert "q\\nforged" in done.stdout
+    assert "''" in command("queues", tmp_path / "m.jsonl").stdout
+
+
+def test_queue_is_renamed_as_it_is_shown(tmp_path):
+    origin = kestrel(tmp_path / "origin", queues=1)
+    (origin / "q0").rename(origin / os.fsdecode(b"\xff"))
+    shown = command("convert", origin, tmp_path / "refused.jsonl", code=1).stdout
+    assert r"the name '\udcff' is not Unicode: rename it with --rename" in shown
+    assert "39 written" in command("convert", origin, tmp_path / "out.jsonl", "--rename", r"\udcff=x").stdout
+    assert {row["queue"] for row in messages(tmp_path / "out.jsonl")} == {"x"}
+
+
+def test_option_that_is_given_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--sink-option b: is given twice"):
+        parse_options(("b=1", "b=2"), "--sink-option")
+
+
 def test_queues_do_not_get_one_name(tmp_path):
     with pytest.raises(ConfigError, match="--rename: the queues q0 and q1 would have one name, q1"):
         run(kestrel(tmp_path / "origin"), tmp_path / "out.jsonl", rename={"q0": "q1"})

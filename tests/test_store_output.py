@@ -391,7 +391,7 @@ def test_second_job_of_destination_is_refused(target: StoreSpec, tmp_path: Path)
         StoreStaging.begin(target) as first,
         StoreStaging.begin(target_of(tmp_path / "store.msgstore-0123456789abcdef", V2)) as other,
     ):
-        with pytest.raises(StoreLocked, match=f"process {os.getpid()} is writing a store there") as caught:
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()} is writing there") as caught:
             StoreStaging.begin(target)
         assert caught.value.pid == os.getpid()
         first.commit([write(first, 0, A)])
@@ -470,7 +470,7 @@ def test_killed_driver_leaves_destination_free(tmp_path: Path) -> None:
         driver = subprocess.Popen([*command, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         with driver.stdin, driver.stdout:
             workers = list(map(int, driver.stdout.readline().split()))
-            with pytest.raises(StoreLocked, match=f"process {driver.pid} is writing a store there"):
+            with pytest.raises(StoreLocked, match=f"process {driver.pid} is writing there"):
                 StoreStaging.begin(StoreSpec(command[3]))
             driver.kill()
             driver.wait()
@@ -499,12 +499,12 @@ def test_job_handed_over_lives_with_owner(tmp_path: Path) -> None:
             command = [sys.executable, "-c", plan, target.path, str(owner.pid)]
             for _ in range(60):  # the process that keeps the lock of the last one needs a moment to see that its owner is gone
                 done = subprocess.run(command, check=False, capture_output=True, text=True)
-                if "Try again" not in done.stderr and "is writing a store there" not in done.stderr:
+                if "Try again" not in done.stderr and "is writing there" not in done.stderr:
                     break
                 time.sleep(0.5)
             assert done.returncode == 0, done.stderr
             path = done.stdout.strip()
-            with pytest.raises(StoreLocked, match=f"process {owner.pid} is writing a store there"):
+            with pytest.raises(StoreLocked, match=f"process {owner.pid} is writing there"):
                 StoreStaging.begin(target)
             assert beside(Path(target.path)) == [Path(path).parent.name]
             joined = StoreStaging.join(target, path)

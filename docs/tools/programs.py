@@ -80,7 +80,8 @@ def _mark_options(text: str) -> str:
 
 
 def _heading(option: click.Option) -> str:
-    return f"`{' '.join([option.opts[0], *([] if option.is_flag else [option.metavar or ''])])}`"
+    choices = "\\|".join(option.type.choices) if isinstance(option.type, click.Choice) else ""
+    return f"`{' '.join([option.opts[0], *([] if option.is_flag else [option.metavar or choices])])}`"
 
 
 def _default(option: click.Option) -> str:

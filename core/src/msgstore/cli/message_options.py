@@ -11,7 +11,7 @@ import click
 
 from msgstore.cli import options, output
 from msgstore.config import read_config
-from msgstore.contract import LISTED, STATES, QueueInfo, SourceDamage
+from msgstore.contract import LISTED, STATES, QueueInfo, QueueName, SourceDamage
 from msgstore.jobs.messages.rows import damage_as_json
 from msgstore.jobs.messages.selection import Selection, select
 from msgstore.jobs.messages.sources import SourceSpec, parse_options, source_spec
@@ -21,9 +21,15 @@ from msgstore.option_values import Backend, GivenText
 
 _VALUE = 'VALUE is text, a number, true or false, or a table, such as { env = "NAME" }.'
 MAX_REASONS = 10
+
+
+def _queue_or_system(name: QueueName) -> str | None:
+    return name.system if name.queue is None and not name.vhost else name.queue
+
+
 NAME_COLUMNS: Mapping[str, Callable[[Any], Any]] = {
-    "vhost": lambda one: one.info.name.vhost or "",
-    "queue": lambda one: one.info.name.queue or ("" if one.info.name.vhost else one.info.name.system),
+    "vhost": lambda one: output.one_line(one.info.name.vhost),
+    "queue": lambda one: output.one_line(_queue_or_system(one.info.name)),
     "partition": lambda one: "" if one.info.name.partition is None else one.info.name.partition,
 }
 """Columns of a table with a row for each queue."""

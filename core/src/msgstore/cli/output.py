@@ -55,6 +55,11 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+def one_line(name: str | None) -> str:
+    """Return a name for a terminal, in one line; "" if there is none."""
+    return "" if name is None else visible(name).replace("\n", "\\n") or "''"
+
+
 class Terminal(Console):
     """Standard output. Prints paths and ids unchanged, unless they would control the terminal: no markup, no highlighting, no
     word wrap."""

@@ -38,7 +38,8 @@ class QueueName:
     def __str__(self) -> str:
         queue = "/".join(str(part) for part in (self.queue, self.partition) if part is not None)
         vhost = None if self.vhost is None else f"vhost {self.vhost}"
-        return f"{queue} in {vhost}" if queue and vhost else queue or vhost or self.system
+        text = f"{queue} in {vhost}" if queue and vhost else queue or vhost or self.system
+        return text.replace("\r", "\\r").replace("\n", "\\n")  # a name must not look like another line of a report
 
 
 @attrs.frozen(kw_only=True)

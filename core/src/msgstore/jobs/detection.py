@@ -30,14 +30,19 @@ def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
                 if not isinstance(candidate, Candidate | None):
                     raise TypeError(f"detect returns {type(candidate).__name__}, not a Candidate")
         except OSError as error:
-            failures.append(StoreIOError(f"{path}: the source {name!r} cannot examine it: {error}"))
+            where = f"{error.filename}: " if error.filename is not None else ""
+            reason = f"{where}{error.strerror or error}"
+            failures.append(StoreIOError(f"{path}: the source {name!r} cannot examine it: {reason}"))
         except PluginError as error:
             failures.append(error)
         else:
             found += [(name, candidate)] if candidate is not None else []
     if failures and not found:
         raise failures[0]
+    is_clear = any(candidate.likelihood == "certain" for _, candidate in found)
     for failure in failures:
+        if is_clear and isinstance(failure, StoreIOError):  # a file that the others need not have read
+            continue
         log.warning("%s. The other sources were asked; --source NAME asks one only.", str(failure).rstrip("."))
     return sorted(found, key=lambda one: _ORDER.index(one[1].likelihood))
 
@@ -46,12 +51,16 @@ def not_recognised(catalogue: Catalogue, path: Path) -> str:
     """Return the sentences about a path that no source recognises. They name the directories in it that a source recognises,
     and what failed to load."""
     text = f"{path}: no installed source recognises anything here ({', '.join(catalogue.names('source'))})"
-    inner = sorted(child.name for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
-    beneath = [name for name in inner if any(one.likelihood != "perhaps" for _, one in detect(catalogue, path / name))]
-    if beneath:
+    if beneath := recognised_beneath(catalogue, path):
         more = f" and {len(beneath) - _MOST_NAMED} more" if len(beneath) > _MOST_NAMED else ""
         text += f"; directories in it that are recognised: {', '.join(beneath[:_MOST_NAMED])}{more}"
     return f"{text}.{catalogue.failed_to_load()}"
+
+
+def recognised_beneath(catalogue: Catalogue, path: Path) -> list[str]:
+    """Return the names of the directories in a path that a source recognises."""
+    inner = sorted(child.name for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    return [name for name in inner if any(one.likelihood != "perhaps" for _, one in detect(catalogue, path / name))]
 
 
 def reads_messages(catalogue: Catalogue, path: Path) -> str:

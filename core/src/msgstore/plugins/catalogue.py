@@ -390,8 +390,10 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             known = ", ".join(sorted(provider.entry_point for provider, _ in found))
-            hint = f". Did you mean {near[0]!r}?" if near else f". Installed: {known}"
-            raise ConfigError(f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'{hint}")
+            hint = f"Did you mean {near[0]!r}?" if near else f"Installed: {known}. If it was uninstalled, remove it there"
+            raise ConfigError(
+                f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'. {hint}"
+            )
     loaded = load(item for item in found if _names(item[0]).isdisjoint(disabled))
     return Catalogue(**attrs.asdict(loaded, recurse=False), disabled=disabled)
 

@@ -198,8 +198,8 @@ def _with_bodies(batch: MessageBatch) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 _MESSAGES = output.columns(
     "vhost queue partition position state size:bytes time id note body",
-    vhost=lambda row: row["vhost"] or "",
-    queue=lambda row: row["queue"] or "",
+    vhost=lambda row: output.one_line(row["vhost"]),
+    queue=lambda row: output.one_line(row["queue"]),
     partition=lambda row: "" if row["partition"] is None else row["partition"],
     time=lambda row: _time(row["timestamp_ms"]),
     id=lambda row: row["id"] or "",
@@ -231,7 +231,8 @@ def _preview(body: bytes) -> str:
 
 def _show(line: Any, row: Mapping[str, Any], body: bytes, view: View) -> None:
     name = "/".join(str(row[part]) for part in ("vhost", "queue", "partition") if row[part] is not None) or row["system"]
-    facts = [f"{name} {row['position']}", row["state"], output.size(row["size"]), _time(row["timestamp_ms"]), row["id"] or ""]
+    time = _time(row["timestamp_ms"])
+    facts = [f"{output.one_line(name)} {row['position']}", row["state"], output.size(row["size"]), time, row["id"] or ""]
     if view == "json":
         line(dict(row) | {"text": body.decode("utf-8", "backslashreplace")})
         return

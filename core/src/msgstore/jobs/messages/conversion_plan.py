@@ -164,7 +164,7 @@ def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
     """Raise ConfigError if a queue that is to be renamed is not there, or gets the name of another one."""
     known = sorted({info.name.queue for info in queues if info.name.queue is not None})
     for old in job.rename:
-        if old not in known:
+        if old not in known and old not in map(_escaped, known):
             raise ConfigError(f"--rename {old}: there is no such queue{nearest(old, known)}")
     names: dict[QueueName, QueueName] = {}
     for info in queues:
@@ -173,5 +173,11 @@ def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
 
 
 def renamed(job: ConvertJob, name: QueueName) -> QueueName:
-    """Return the name of a queue in the destination."""
-    return attrs.evolve(name, queue=job.rename.get(name.queue or "", name.queue))
+    """Return the name of a queue in the destination. ``--rename`` has it as it is, or with the escapes that a message shows."""
+    if not job.rename or name.queue is None:
+        return name
+    return attrs.evolve(name, queue=job.rename.get(name.queue, job.rename.get(_escaped(name.queue), name.queue)))
+
+
+def _escaped(queue: str) -> str:
+    return repr(queue)[1:-1]

@@ -14,12 +14,14 @@ import attrs
 
 from msgstore.contract import Buffer, Capability, ConfigError, MsgStoreError, Source, SourceContext, StoreError, StoreIOError
 from msgstore.files import READ_WHOLE, Files
-from msgstore.jobs.detection import detect, not_recognised
+from msgstore.jobs.detection import detect, not_recognised, recognised_beneath
 from msgstore.jobs.messages.checked import CheckedSource
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.option_values import Backend, GivenText, backend_of, structure
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue
+
+_NO_NAME = "''"
 
 
 @attrs.frozen
@@ -41,7 +43,9 @@ def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Ba
         return given
     found = detect(catalogue, path)
     if not found:
-        raise StoreError(f"{not_recognised(catalogue, path)} Name a source with --source NAME.")
+        beneath = recognised_beneath(catalogue, path)
+        hint = f"Name one of them: {path / beneath[0]}" if beneath else "Name a source with --source NAME."
+        raise StoreError(f"{not_recognised(catalogue, path)} {hint}")
     best = [name for name, candidate in found if candidate.likelihood == found[0][1].likelihood]
     if len(best) > 1:
         which = "; ".join(f"{name}: {candidate.evidence}" for name, candidate in found if name in best)
@@ -129,6 +133,8 @@ def parse_options(given: tuple[str, ...], option: str) -> dict[str, object]:
         if not equals or not name.isidentifier():
             begin = re.match(r"\w*", text)
             raise ConfigError(f"{option} {begin[0] if begin else ''}...: is not of the form NAME=VALUE")
+        if name in found:
+            raise ConfigError(f"{option} {name}: is given twice")
         found[name] = GivenText(value)
     return found
 
@@ -136,4 +142,9 @@ def parse_options(given: tuple[str, ...], option: str) -> dict[str, object]:
 def nearest(name: str, known: list[str]) -> str:
     """Return the end of an error about an unknown name."""
     near = difflib.get_close_matches(name, known, n=1)
-    return f". Did you mean {near[0]!r}?" if near else f". There are: {', '.join(known[:10]) or 'none'}"
+    more = f" and {len(known) - 10:,} more" if len(known) > 10 else ""
+    return (
+        f". Did you mean {near[0]!r}?"
+        if near
+        else f". There are: {', '.join(name or _NO_NAME for name in known[:10]) or 'none'}{more}"
+    )

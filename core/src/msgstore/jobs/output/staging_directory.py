@@ -74,8 +74,7 @@ class StagingDirectory:
             except StoreLocked as error:
                 who = "another process" if error.pid is None else f"process {error.pid}"
                 raise StoreLocked(
-                    f"{destination}: {who} is writing a store there, in {place.name} beside it. Wait until it is done, or end "
-                    "it.",
+                    f"{destination}: {who} is writing there, in {place.name} beside it. Wait until it is done, or end it.",
                     error.pid,
                 ) from error
             if not lock.is_in(place):
@@ -254,7 +253,8 @@ def is_occupied(destination: Path) -> bool:
 
 def _check_free(destination: Path) -> None:
     if is_occupied(destination):
-        raise StoreError(f"{destination}: is there already, and is not an empty directory; choose a new name")
+        what = "and is not an empty directory" if destination.is_dir() else "as a file"
+        raise StoreError(f"{destination}: is there already, {what}; choose a new name")
     if os.path.ismount(destination):
         raise StoreError(f"{destination}: a file system is mounted there, and no rename replaces that; choose a name inside it")
     if destination.is_dir() and destination.samefile("."):
