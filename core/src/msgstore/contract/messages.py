@@ -86,13 +86,14 @@ class MessageBatch:
     properties: Sequence[Mapping[str, Any] | None] | None = None
     """JSON values. See :func:`json_value` for what JSON cannot say."""
     headers: Sequence[Mapping[str, Any] | None] | None = None
+    """As properties. An empty mapping and None are the same: none."""
     raw_properties: Sequence[bytes | None] | None = None
     timestamps_ms: Sequence[int | None] | None = None
     """Times of the messages, in milliseconds since the epoch."""
     expiries_ms: Sequence[int | None] | None = None
     """Times at which they expire, in milliseconds since the epoch."""
     certainties: Sequence[str] | None = None
-    """None: all are ``certain``."""
+    """``certain``, ``maybe_consumed`` or ``maybe_duplicate``: :data:`CERTAINTIES`. None: all are ``certain``."""
     verified: Sequence[bool | None] | None = None
     """True if a checksum was compared. One that differs is damage, not a message."""
 

@@ -14,7 +14,8 @@ A complete one, for small files with a message on each line, which are one batch
             yield MessageBatch(name=name, bodies=[raw.removesuffix(b"\n") for raw in raws], positions=rows,
                                states=["ready"] * count, files=[""] * count, offsets=[begins[row] for row in rows],
                                sizes=[len(raw) for raw in raws], raws=raws if self.context.raw else None)
-            for line in torn: yield SourceDamage(file="", offset=begins[-1], size=len(line), reason="torn", name=name)
+            for line in torn if len(lines) in range(len(lines) + 1)[first:stop] else ():
+                yield SourceDamage(file="", offset=begins[-1], size=len(line), reason="torn", name=name, messages=1)
         def damage(self): return []
         def close(self): pass
 
@@ -97,8 +98,11 @@ class Source(Protocol):
 
         A position has the same message at each call, in damaged files, too, whatever was read before. Never yields a wrong
         body, nor the begin of one that is cut off, and takes time and memory linear in the bytes that are there, whatever they
-        claim. With RANDOM_ACCESS, the time of each call but the first depends on the positions asked for only. Damage that
-        leaves nothing of a queue is yielded, raises an error, or makes a part that is not read.
+        claim. With RANDOM_ACCESS, the time of each call but the first depends on the positions asked for only.
+
+        Damage that leaves nothing of a queue is yielded, or makes a part that is not read (``read=False``): the other queues are
+        read then. An error, also of ``SourceContext.read``, ends the command. Where a broken length hides
+        the begin of the next record, reading may end with the file.
         """
 
     def damage(self) -> Iterable[SourceDamage]:
