@@ -194,6 +194,7 @@ STAMPED = f'{STORE}record = {{ use = "acme-stamp"'
         (f'{STORE}index = {{ use = "ets", deep = 1 }}', "unknown key"),
         (f"disabled = 4\n{STORE}", "is not a list. Write it in brackets"),
         ("", "there is no table [stores.NAME]"),
+        ("[sinks.jsonl]\na = 1", "options of a sink are given on the command line, with --sink-option"),
         (f'{STAMPED} }}\nformat = "v3"', "128 } }."),
         (f'{STAMPED}, byte = 200, source = "shop" }}\nformat = {{ use = "v3" }}', "{ byte = 200, ... } } }."),
     ],

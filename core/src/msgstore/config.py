@@ -155,6 +155,9 @@ def read_config(path: str | Path) -> Config:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: cannot be read as TOML: it is nested too deeply") from error
+    for kind in ("source", "sink"):
+        if f"{kind}s" in table:
+            raise ConfigError(f"{path}: [{kind}s]: options of a {kind} are given on the command line, with --{kind}-option")
     refuse_unknown(table, ["disabled", "stores", "vhosts"], f"{path}: top level")
     stores, wrong = {}, {}
     for name, keys in table_of(table.get("stores", {}), f"{path}: [stores]").items():

@@ -51,6 +51,15 @@ class Backend:
     """False if the configuration names none and this is the default, or what the directory remembers."""
     base: Path = attrs.field(default=Path(), repr=False)
     """Directory of the configuration file. Paths among the options are relative to it."""
+    shorthands: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
+    """Name of an option to the word for it on the command line, such as ``--max-age``."""
+
+    def structure(self, options: type[T], what: str, option: str) -> T:
+        """Return the options as an instance of their class, for ``what``, such as "the source lines". Raises ConfigError."""
+        for name, word in self.shorthands.items():
+            if name not in attrs.fields_dict(cast("type[attrs.AttrsInstance]", options)):
+                raise ConfigError(f"{word}: {what} has no such option")
+        return structure(options, self.options, what, self.base, option)
 
 
 class GivenText(str):

@@ -55,8 +55,8 @@ class SourceOptions:
             if store is not None and store.body.options:
                 given["body"], base = {"use": store.body.name, **store.body.options}, store.body.base
         max_age = None if self.max_age is None else GivenText(self.max_age)  # a number is seconds
-        given |= {name: value for name, value in (("max_age", max_age), ("group", self.group)) if value is not None}
-        return Backend(self.source or "", given, base=base) if self.source or given else None
+        short = {name: value for name, value in (("max_age", max_age), ("group", self.group)) if value is not None}
+        return _backend(self.source, given, short, base)
 
     def spec(self, path: Path, *, raw: bool = False, accepts: tuple[str, ...] = ()) -> SourceSpec:
         return source_spec(worker_catalogue(), path, self.backend(path), raw=raw, accepts=accepts or None)
@@ -77,11 +77,33 @@ class SinkOptions:
     def backend(self) -> Backend | None:
         """Return the sink, or None if DEST selects it. With options alone, it has no name."""
         given = parse_options(self.sink_options, "--sink-option")
-        given |= {"to": "exchange"} if self.to_exchange else {}
-        given |= {} if self.mandatory else {"mandatory": False}
-        given |= {"rate": self.rate} if self.rate is not None else {}
-        given |= {name: True for name in ("declare", "anyway") if getattr(self, name)}
-        return Backend(self.sink or "", given, base=Path()) if self.sink or given else None
+        short = {
+            "to": "exchange" if self.to_exchange else None,
+            "mandatory": None if self.mandatory else False,
+            "rate": self.rate,
+            "declare": self.declare or None,
+            "anyway": self.anyway or None,
+        }
+        return _backend(self.sink, given, {name: value for name, value in short.items() if value is not None}, Path())
+
+
+_WORDS = {
+    "max_age": "--max-age",
+    "group": "--group",
+    "to": "--to-exchange",
+    "mandatory": "--no-mandatory",
+    "rate": "--rate",
+    "declare": "--declare",
+    "anyway": "--anyway",
+}
+"""Options of some sources and sinks to their words."""
+
+
+def _backend(name: str | None, given: Mapping[str, object], short: Mapping[str, object], base: Path) -> Backend | None:
+    """Return a source or sink; None if nothing is given."""
+    if not (name or given or short):
+        return None
+    return Backend(name or "", {**given, **short}, base=base, shorthands={option: _WORDS[option] for option in short})
 
 
 @attrs.frozen

@@ -100,9 +100,9 @@ class Source(Protocol):
         body, nor the begin of one that is cut off, and takes time and memory linear in the bytes that are there, whatever they
         claim. With RANDOM_ACCESS, the time of each call but the first depends on the positions asked for only.
 
-        Damage that leaves nothing of a queue is yielded, or makes a part that is not read (``read=False``): the other queues are
-        read then. An error, also of ``SourceContext.read``, ends the command. Where a broken length hides
-        the begin of the next record, reading may end with the file.
+        Damage that leaves nothing of a queue is yielded, or makes a part that is not read (``read=False``): other queues are
+        read then. An error, also of ``SourceContext.read``, ends the command. Where a broken length hides the begin of the next
+        record, reading may end with the file.
         """
 
     def damage(self) -> Iterable[SourceDamage]:

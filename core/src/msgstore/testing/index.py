@@ -324,17 +324,18 @@ def _load_damaged(descriptor: IndexDescriptor, context: IndexContext, parent: An
             where = f"{name}, zeros from byte {at} to {at + 512}"
             parent.send(f"{where}: the process has ended")
             index: Index = descriptor.load_factory()(attrs.evolve(context, directory=target))
-            with contextlib.suppress(OSError):
-                try:
-                    is_kept = index.load() is None and (len(index) or list(index.items()))
-                except Exception as error:
-                    if isinstance(error, OSError):
-                        raise
-                    return parent.send(f"{where}: {error!r}")
-                if is_kept:
-                    return parent.send(f"{where}: load has returned None, and keeps {len(index)} entries")
+            try:
+                is_kept = index.load() is None and (len(index) or list(index.items()))
                 index.close(None)
-    return parent.send(None)
+            except OSError:
+                continue
+            except Exception as error:
+                parent.send(f"{where}: {error!r}")
+                return
+            if is_kept:
+                parent.send(f"{where}: load has returned None, and keeps entries")
+                return
+    parent.send(None)
 
 
 def _save_without_syncs(descriptor: IndexDescriptor, context: IndexContext, parent: Any) -> None:

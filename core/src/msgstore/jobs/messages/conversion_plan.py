@@ -15,7 +15,7 @@ from msgstore.jobs.messages.conversion import CONTENT, begun_with
 from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.messages.selection import Selection
 from msgstore.jobs.messages.sources import SourceSpec, nearest, source_spec
-from msgstore.option_values import Backend, structure, with_texts
+from msgstore.option_values import Backend, with_texts
 from msgstore.plugins.catalogue import Catalogue
 
 JOURNAL = "msgstore-convert.jsonl"
@@ -141,7 +141,7 @@ def plan_convert(
     """
     chosen = choose_sink(catalogue, destination, sink)
     descriptor = catalogue.sink(chosen.name)
-    options = structure(descriptor.options, chosen.options, f"the sink {chosen.name}", chosen.base, "--sink-option")
+    options = chosen.structure(descriptor.options, f"the sink {chosen.name}", "--sink-option")
     if descriptor.schemes:
         if destination.partition("://")[0] not in descriptor.schemes:
             raise ConfigError(

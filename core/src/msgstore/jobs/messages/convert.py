@@ -29,7 +29,6 @@ from msgstore.jobs.messages.selection import selected_messages, selected_queues
 from msgstore.jobs.messages.sources import open_source
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.jobs.workers import worker_catalogue
-from msgstore.option_values import structure
 
 FLUSH_BYTES = 24 * 2**20
 """Bytes of messages between two flushes. After a kill, at most so much is converted again."""
@@ -91,7 +90,7 @@ def open_sink(job: ConvertJob, place: str, token: Mapping[str, Any] | None = Non
     """Open the sink of a job at another path, in any process."""
     catalogue = worker_catalogue()
     descriptor = catalogue.sink(job.sink.name)
-    options = structure(descriptor.options, job.sink.options, f"the sink {job.sink.name}", job.sink.base)
+    options = job.sink.structure(descriptor.options, f"the sink {job.sink.name}", "--sink-option")
     context = SinkContext(destination=place, target=job.target, options=options, token=token)
     sink = CheckedSink(catalogue.make(descriptor, context), catalogue, descriptor, job.target)
     try:

@@ -17,7 +17,7 @@ from msgstore.files import READ_WHOLE, Files
 from msgstore.jobs.detection import detect, not_recognised, recognised_beneath
 from msgstore.jobs.messages.checked import CheckedSource
 from msgstore.jobs.workers import worker_catalogue
-from msgstore.option_values import Backend, GivenText, backend_of, structure
+from msgstore.option_values import Backend, GivenText, backend_of
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue
 
@@ -78,9 +78,7 @@ def source_spec(
 
 
 def _options(catalogue: Catalogue, source: Backend) -> object:
-    return structure(
-        catalogue.source(source.name).options, source.options, f"the source {source.name}", source.base, "--source-option"
-    )
+    return source.structure(catalogue.source(source.name).options, f"the source {source.name}", "--source-option")
 
 
 @contextmanager
