@@ -22,7 +22,7 @@ from msgstore.jobs.messages.convert import convert, open_sink
 from msgstore.jobs.messages.parallel import convert_in_parts, plan_parts
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.tasks import ProgressMeter
-from msgstore.testing.messages.sinks import accepted, contents, sample_batch
+from msgstore.testing.messages.writing import accepted, contents, sample_batch
 from support import catalogue
 
 SMALL = {"rocketmq": {"file_size": 20_000, "queue_entries": 100}}

@@ -7,6 +7,7 @@ characters that file names must not have as ``%XX``.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ class FilesSink:
         """Directory to the queue that it holds."""
         self._ends: dict[str, int] = dict(context.token["ends"]) if context.token else {}
         """Directory to the position after its last message. Joined messages do not count: no token is made of them."""
+        self._kept = Counter(context.token["bytes"] if context.token else {})
+        """Directory to the bytes of its files, and one more for each file."""
         self._discard()
 
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
@@ -86,6 +89,7 @@ class FilesSink:
                 path = directory / f"{batch.positions[row]:08}{ending}"
                 path.write_bytes(content)
                 self._unsynced.add(path)
+                self._kept[where] += len(content) + 1
             self._ends[where] = batch.positions[row] + 1
         return ()
 
@@ -111,7 +115,7 @@ class FilesSink:
             files.sync_directory(directory)
         self._unsynced.clear()
         owners = {where: attrs.astuple(name) for where, name in self._owners.items()}
-        return {"owners": owners, "ends": dict(self._ends)}
+        return {"owners": owners, "ends": dict(self._ends), "bytes": dict(self._kept)}
 
     def finish(self) -> None:
         pass
@@ -120,12 +124,22 @@ class FilesSink:
         pass
 
     def _discard(self) -> None:
-        """Delete what an interrupted conversion has left after its last flush."""
+        """Delete what an interrupted conversion has left after its last flush. Raises StoreError if it has left less."""
+        later, kept = list[Path](), Counter[str]()
         for directory, _, names in os.walk(self._top):
             place = Path(directory)
-            end = self._ends.get(place.relative_to(self._top).as_posix(), 0)
-            for name in names:
-                position = name.partition(".")[0]
-                if not position.isdecimal() or int(position) >= end:
-                    (place / name).unlink()
-                    self._unsynced.add(place)
+            where = place.relative_to(self._top).as_posix()
+            for path in map(place.joinpath, names):
+                position = path.name.partition(".")[0]
+                if not position.isdecimal() or int(position) >= self._ends.get(where, 0):
+                    later.append(path)
+                else:
+                    kept[where] += path.stat().st_size + 1
+        if lost := [where for where, count in self._kept.items() if kept[where] < count]:
+            raise StoreError(
+                f"{self._target}: an unfinished conversion is there, and has lost files of {lost[0]} or their ends. Begin anew "
+                "with --restart."
+            )
+        for path in later:
+            path.unlink()
+            self._unsynced.add(path.parent)

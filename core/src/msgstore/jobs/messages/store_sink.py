@@ -56,6 +56,7 @@ class StoreSink:
         if context.token:
             parts = [(self._work / f"{number}.json", 1) for number in range(self._parts)]
             context.check_kept([(self._work / "ids", int(context.token["messages"]) * _ENTRY), *parts])
+            self._check_segments()
         for directory in (self._work, self._work / PARTS):
             directory.mkdir(exist_ok=True)
             Files().sync_directory(directory.parent)
@@ -121,10 +122,7 @@ class StoreSink:
 
     def finish(self) -> None:
         self._writer.abandon()
-        store, parts = Path(self._context.destination), []
-        for number in range(self._parts):
-            fields = json.loads((self._work / f"{number}.json").read_bytes())
-            parts.append(StorePart(**fields | {"files": tuple(map(tuple, fields["files"]))}))
+        store, parts = Path(self._context.destination), self._finished_parts()
         for segment, _, to in numbered_segments(parts, store):  # of a call that was interrupted
             if to.exists():
                 Files().replace(to, segment)
@@ -136,6 +134,22 @@ class StoreSink:
     def close(self) -> None:
         self._writer.abandon()
         self._list.close()
+
+    def _finished_parts(self) -> list[StorePart]:
+        found = []
+        for path in (self._work / f"{number}.json" for number in range(self._parts)):
+            try:
+                fields = json.loads(path.read_bytes())
+            except ValueError:  # it has lost its end
+                self._context.check_kept([(path, path.stat().st_size + 1)])
+                raise
+            found.append(StorePart(**fields | {"files": tuple(map(tuple, fields["files"]))}))
+        return found
+
+    def _check_segments(self) -> None:
+        """Raise StoreError if a segment is not whole, where it was written or where an interrupted ``finish`` has moved it."""
+        for segment, size, to in numbered_segments(self._finished_parts(), Path(self._context.destination)):
+            self._context.check_kept([(to if to.exists() else segment, size)])
 
     def _next_part(self) -> PartWriter:
         try:
