@@ -33,7 +33,7 @@ class QueueName:
     queue: str | None = None
     """RocketMQ: the topic."""
     partition: int | None = None
-    """RocketMQ: the queue id."""
+    """RocketMQ: the queue id. A signed number of 32 bits."""
 
     def __str__(self) -> str:
         queue = "/".join(str(part) for part in (self.queue, self.partition) if part is not None)
@@ -58,8 +58,9 @@ class QueueInfo:
 
 @attrs.define(kw_only=True)
 class MessageBatch:
-    """Messages of one queue in the order of delivery. Keywords only. Columns of different lengths, unknown states and positions
-    that do not grow or were not asked for are an error that names the source. The conformance kit checks the places."""
+    """Messages of one queue in the order of delivery. Keywords only. Numbers are signed, of 64 bits. Columns of different
+    lengths, values of other types, other numbers, unknown states, and positions that do not grow or were not asked for are an
+    error that names the source. The conformance kit checks the places."""
 
     name: QueueName
     bodies: Sequence[bytes]

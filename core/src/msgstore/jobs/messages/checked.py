@@ -1,5 +1,5 @@
 """Results of sources and sinks are checked before anything uses them. One that the contract forbids is an error that names the
-plugin and its method. Per batch, not per message, but for positions, states and the types of bytes."""
+plugin and its method. Per column of a batch: of the JSON values, the first is examined."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "verified": (bool, type(None)),
 }
 """Column to the types of its values, the expected one first."""
+_NUMBERS = tuple(column for column, types in _TYPES.items() if types[0] is int)
 _COLUMNS = [field.name for field in attrs.fields(MessageBatch) if field.name != "name"]
 Refusals = Sequence[tuple[int, str]]
 
@@ -71,7 +72,13 @@ class CheckedSource(_Checked):
             for info in found:
                 _check(info, QueueInfo, name=QueueName, type=str, reason=str, details=Mapping)
                 _check(info.name, QueueName, system=str, vhost=str | None, queue=str | None, partition=int | None)
+                _check_range("partitions", [info.name.partition], 32)
                 encode({**info.details})
+            names = set[QueueName]()
+            for name in (info.name for info in found if info.read):
+                if name in names:
+                    raise ValueError(f"the queue {name} is there twice")
+                names.add(name)
         return found
 
     def damage(self) -> list[SourceDamage]:
@@ -164,9 +171,16 @@ def _check_damage(span: Any) -> SourceDamage:
     return found
 
 
+def _check_range(what: str, values: Iterable[int | None], bits: int) -> None:
+    """Raises ValueError for a number that files of messages have no place for."""
+    present = [value for value in values if value is not None]
+    for value in (min(present, default=0), max(present, default=0)):
+        if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise ValueError(f"one of the {what} is {value!r:.40}, which is no number of {bits} bits")
+
+
 def _check_batch(batch: Any, name: QueueName) -> MessageBatch:
-    """Return a batch of the queue whose columns fit together. Of the columns other than bodies and states, the first row is
-    examined. Raises TypeError, ValueError."""
+    """Return a batch of the queue whose columns fit together. Raises TypeError, ValueError."""
     found: MessageBatch = _check(batch, MessageBatch)
     if found.name != name:
         raise ValueError(f"it yields messages of {found.name}, and was asked for {name}")
@@ -179,10 +193,17 @@ def _check_batch(batch: Any, name: QueueName) -> MessageBatch:
         if wrong := {*map(type, getattr(found, column) or ())} - {bytes, type(None) if column != "bodies" else bytes}:
             raise TypeError(f"one of the {column} is {min(map(repr, wrong))}, not bytes")
     for column, types in _TYPES.items():
-        values = getattr(found, column)
-        if values and not isinstance(values[0], types):
-            found_type, expected = type(values[0]).__name__, types[0].__name__
-            raise TypeError(f"one of the {column} is {values[0]!r:.40}, of the type {found_type}, not {expected}")
+        values = getattr(found, column) or ()
+        if not all(issubclass(kind, types) for kind in {*map(type, values)}):
+            value = next(value for value in values if not isinstance(value, types))
+            found_type, expected = type(value).__name__, types[0].__name__
+            raise TypeError(f"one of the {column} is {value!r:.40}, of the type {found_type}, not {expected}")
+    for column in _NUMBERS:
+        _check_range(column, getattr(found, column) or (), 64)
+    if found.routing_keys is not None:
+        for key in chain.from_iterable(keys or () for keys in found.routing_keys):
+            if not isinstance(key, str):
+                raise TypeError(f"one of the routing_keys has {key!r:.40}, of the type {type(key).__name__}, not str")
     for mapping in (found.properties, found.headers):
         if mapping and mapping[0]:
             encode(mapping[0])
