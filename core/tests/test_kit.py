@@ -16,7 +16,7 @@ from msgstore.plugins.catalogue import load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider
 from msgstore.testing import DescriptorTests, ObserverTests, Subject, observers
 from msgstore.testing.faults import Crash, FailingFiles, RecordingFiles, StoppingFiles, copy_of, crash_points, stopped
-from msgstore.testing.messages.sinks import check_same
+from msgstore.testing.messages.writing import check_same
 from msgstore.testing.probes import LineInterleaver
 from msgstore.testing.segments import Placed, check_framed
 

@@ -47,6 +47,12 @@ def deflated_by(self, body):
     return self.deflate.compress(body) + self.deflate.flush()
 
 
+def number_or_text(stored):
+    if stored[-1:] == b"," or (stored[-1:] == b"#" and stored[:-1].isdigit()):
+        return stored.removesuffix(b",")
+    raise RecordError("no_value")
+
+
 def refuse(error):
     raise error
 
@@ -88,6 +94,9 @@ stored-bodies-have-a-limit: a StoredBody of more than two MiB is refused
     encode > refuse(MessageTooLarge("more than two MiB")) if isinstance(body, StoredBody) and len(body) > 2**21 else _
 damage-is-stored: a damaged body is given back as it is
     decode: raise RecordError("not_deflated", str(error)) from None => return StoredBody(stored)
+other-values-are-plain: a number, which has no plain form, comes as a body of the client
+    encode: zlib.compress(body) => body + b","
+    decode = lambda self, msg_id, stored: number_or_text(stored)
 expires: after some years a body is invalid
     is_valid > _ and time.time() < 4_000_000_000
 bodies-refer-to-the-first: a body that equals the first one refers to it
@@ -213,6 +222,8 @@ close-lets-go: a close that fails releases everything
     close: write_file(self._path, chunks => write_file(self._path, [*chunks, self.clear() or b""]
 close-saves-twice: the second close saves what the first has left
     close: self._closed or state => state
+closes-twice: a close without a state, and then one with a state, saves what the first has left
+    close: self._closed = True => self._closed = state is not None
 read-only-removes: read-only, the first commit removes the snapshot
     commit: and not self._context.read_only => and True
 load-swallows-errors: an I/O error is taken for a missing index
@@ -264,6 +275,11 @@ live-is-not-live: a live reader sees what was there when it came
 """)  # fmt: skip
 
 
+def locked(lock, call, *arguments):
+    with lock:
+        return call(*arguments)
+
+
 add_mutants(acme_sqlite.msgstore_indexes()[0], SqliteIndex, r"""
 failed-commit-forgets: a commit that fails in the library forgets what was frozen
     commit: self._frozen = self._frozen or frozen => pass
@@ -277,6 +293,12 @@ unreadable-is-damage: files that cannot be read are set aside as damage
     load: getattr(error, "sqlite_errorcode", sqlite3.SQLITE_NOTADB) & 0xFF not in _DAMAGE => False
 read-only-ignores-the-journal: read-only, half of a commit that a kill has cut short is read
     _open: in (FILE, JOURNAL): => in (FILE,):
+get-waits: a read waits for the end of a commit
+    get: entry = self._entries.get(msg_id) => entry = locked(self._commit_lock, self._entries.get, msg_id)
+freeze-waits: a freeze waits for the end of a commit
+    freeze: with self._frozen_lock: => with self._commit_lock:
+leaves-the-database-open: close does not close the database
+    close: self._release() => self.__dict__.setdefault("left", []).append(self._connection)
 commit-unsynced: commits are never synced
     _read: 'FULL' if self._context.sync else 'OFF' => 'OFF'
 entries-before-state: entries and state are written in two transactions
@@ -334,6 +356,12 @@ divides-by-zero: it divides by a number that may be zero
     plan: s.garbage_bytes > s.used_bytes * self._garbage => s.garbage_bytes / s.used_bytes > self._garbage
 quadratic: it compares each segment with each
     plan > [action for action in _ if [s for s in segments if s.number == action.number and not s.current]]
+low-fraction-for-ever: with a low fraction, it compacts what has no garbage
+    plan: s.used_bytes * self._garbage => s.used_bytes * round(self._garbage, 1) - 1
+a-place-for-each-number: it makes a list with a place for each number
+    plan > _ if [0] * max((s.number for s in segments), default=1) else _
+slow-if-all-are-alike: it compares each segment with each that has as many live bytes
+    plan > _ if [sum(s.size == t.size for s in segments) for t in segments if t.live_bytes == t.used_bytes] is not None else _
 never-returns: it does not return for a store with two segments of the same size
     plan > hangs() if len({s.size for s in segments}) < len(segments) > 1000 else _
 """)  # fmt: skip

@@ -242,6 +242,8 @@ time-of-the-object: records have the time at which the object was made
     encode: time.time_ns() => self.made
 time-never-goes-back: a clock that is set back is ignored
     encode: time.time_ns() => self.__dict__.update(last=max(self.__dict__.get("last", 0), time.time_ns())) or self.last
+chain-of-sizes: a chain begins at a record with a damaged time, at which a scan ends
+    _is_chain: self._size_at(data, offset) => int.from_bytes(data[offset : offset + 4]) or None
 two-bytes-are-full-format: a body of 65535 bytes is not found
     _size_at > None if _ == 65535 + _HEAD.size else _
 """)  # fmt: skip

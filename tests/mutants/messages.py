@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time  # noqa: F401 - the tables use it
 from contextlib import suppress
+from datetime import UTC, datetime  # noqa: F401 - the tables use it
 from pathlib import Path
 
-import attrs  # noqa: F401 - the tables use it
+import attrs
 
 from msgstore.builtin import plugin as builtin
 from msgstore.contract import BrokenPlugin, QueueInfo, QueueName  # noqa: F401 - the tables use it
@@ -101,6 +102,10 @@ believes-a-count: memory is taken for the first number of the file, if it is lar
 junk-costs-all: something behind the last line costs all messages, and nothing says so
     messages > [] if self._damage and self._context.read("")[-3:] == b"nnn" else _
     damage > []
+one-file-of-two: of two files with one name before their first dots, one is read
+    __init__ > self.__dict__.update(_names=[*{name.split(".")[0]: name for name in self._names}.values()])
+counts-each-line: the file is read again for each of its lines
+    _found: io.BytesIO(content) => [line for line in io.BytesIO(content) if bytes(content).count(line)]
 whole-file-each-time: each range of positions reads the file again
     messages: queue = => self._queues = None; queue =
 """)  # fmt: skip
@@ -175,6 +180,14 @@ dots-join-names: virtual host and queue are joined by a dot, which both may have
     write: where = directory_of(batch.name) => where = f"{batch.name.vhost}.{batch.name.queue}".replace("/", "%2F")[:200]
 names-have-characters: the length of a name is counted in characters, before it is that of a directory
     refused: where.split("/") => str(batch.name).split("/")
+checks-the-directory-only: files that were flushed and are gone, or have lost their ends, are not missed
+    _discard: if lost := => if False and
+queues-of-one-name: queues of one name, of two virtual hosts, become one
+    refused: directory_of(batch.name), "" => directory_of(attrs.evolve(batch.name, vhost=None)), ""
+    refused: != batch.name => and False
+    write: where = directory_of(batch.name) => where = directory_of(attrs.evolve(batch.name, vhost=None))
+forgets-owners: a conversion that continues does not know which queue of two systems has a directory
+    flush: "owners": owners => "owners": {}
 keeps-other-files: files that were written after the token stay, if nothing replaces them
     _discard = lambda self: None
 """)  # fmt: skip
@@ -190,6 +203,8 @@ def reserve(journal):
 add_mutants(kestrel.msgstore_sources()[0], KestrelSource, r"""
 raws-have-other-times: with raw records, the times of messages are left out
     _batch > attrs.evolve(_, timestamps_ms=None) if _.raws else _
+times-without-a-sign: times are read as numbers without a sign
+    _batch: timestamps_ms=found.add_ms => timestamps_ms=[at % 2**64 for at in found.add_ms]
 times-are-local: times are read as those of the time zone of the machine
     _batch: timestamps_ms=found.add_ms => timestamps_ms=[at + time.localtime(at / 1000).tm_gmtoff * 1000 for at in found.add_ms]
 times-in-seconds: times are seconds
@@ -231,7 +246,20 @@ add_mutants(SOURCE, JsonLinesSource, r"""
 detect-reads-all: detect reads whole files
 """, detect="mutants.messages:detect_by_reading")  # fmt: skip
 
+
+def same_in_all(name):
+    return attrs.evolve(name, system="kit", vhost=None)
+
+
 add_mutants(SINK, JsonLinesSink, r"""
+one-name-is-one-queue: queues of one name, of two systems or virtual hosts, become one
+    write: (batch) => (attrs.evolve(batch, name=same_in_all(batch.name)))
+write-refuses-names: a name that is not one of a file is refused by write, and not by refused
+    write > [(0, "name")] if "%" in str(batch.name) else _
+times-are-dates: a time that is no date is an error
+    write: self._file => [datetime.fromtimestamp((at or 0) / 1000, UTC) for at in batch.timestamps_ms or ()], self._file
+refused-looks-at-the-file: refused looks at what was written
+    refused > [(0, "full")] if self._file.tell() > 5000 else _
 refused-positions: what is refused are positions
     refused > [(at, "a text") for at, body in zip(batch.positions, batch.bodies) if body[:4] == b"text"]
 write-returns-nothing: write returns None

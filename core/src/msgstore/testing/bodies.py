@@ -42,6 +42,8 @@ TEXTS = (
     b"null", b"\x1f\x8b\x08\0", b"x\x9c", b"(\xb5/\xfd", b"\x83m\0\0", b"%00", b"=",
 )  # fmt: skip
 """Bodies that a codec of texts, or one that looks for compressed bodies, may change."""
+VALUES = (b"", b"0", b"12345", b"true", b"[1, {}]", b'"text"', b"body" * 20)
+"""Bodies that are values of another type in a text, or stored after a change of one byte, such as that of the type."""
 _bodies = st.one_of(
     st.binary(max_size=200),
     st.integers(0, 5000).map(bytes),
@@ -155,6 +157,16 @@ class BodyCodecTests(KitTests):
         marked = (number.to_bytes(2) + bytes(30) for number in range(2**16))
         for data in (b"", *(bytes([byte]) for byte in range(256)), *marked):
             check_anything(subject, codec, data)
+
+    def test_values_of_other_types(self, subject: Subject, codec: Any) -> None:
+        """A failure means what one of ``test_damaged_bodies`` does, for stored bodies of which one byte is another, above all
+        one that says the type. What has no plain form, such as a number in a format of typed values, is a StoredBody."""
+        for value in VALUES:
+            check_anything(subject, codec, value)
+            stored = encoded(codec, fitting(codec, value))
+            for at in {*range(min(len(stored), 24)), len(stored) - 1} if stored else ():
+                for byte in range(256):
+                    check_anything(subject, codec, stored[:at] + bytes([byte]) + stored[at + 1 :])
 
     @tried(150)
     @given(data=_bodies, is_stored=st.booleans(), at=st.integers(0, 12) | st.integers(0, 5000))

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from msgstore.contract import BoundRecord, Capability, FormatContext, RecordContext, RecordError, SegmentFormat
 from msgstore.scan.formats import OWN_RECORD
+from msgstore.testing.compaction import Compacted
 from msgstore.testing.faults import SECTOR
 from msgstore.testing.golden import described, golden
 from msgstore.testing.plugin import skip_without
 from msgstore.testing.probes import Batch, batches, clock_at, flipped, is_linear, numbered, peak_of, texts, tried, within
 from msgstore.testing.records import BESIDE, RoundTripTests
 from msgstore.testing.segments import (
-    Compacted,
     check_anything,
     check_scan,
     check_values,
@@ -245,12 +245,14 @@ class SegmentFormatTests(RoundTripTests):
         """A failure means that a crash during a compaction costs messages. After and inside each of the three steps, whichever
         of its sectors have reached the disk, a scan finds each record outside the gaps; ``inside`` must be hidden until
         ``seal``, and what must not be torn must lie within one sector. A gap is everything between two live records: it is
-        filled again, with what the first compaction has left over in it. Only for formats that claim COMPACTABLE."""
+        filled again, with what the first compaction has left over in it, or behind what that has moved there. Only for formats
+        that claim COMPACTABLE."""
         subject.needs(Capability.COMPACTABLE)
         segment = Compacted.of(made(subject), first, gaps, moved)
         filled = segment.check_crashes(Random(seed))
         again = [(offset, size, taken[1:]) for offset, size, taken in segment.gaps]
         attrs.evolve(segment, data=filled, gaps=again).check_crashes(Random(seed))
+        segment.later(filled).check_crashes(Random(seed))
 
     def test_gaps_of_any_size_and_place(self, subject: Subject, form: Any) -> None:
         """A failure means that a gap of some size, or at some place in a sector, is left with bytes that end the scan: what is
@@ -273,6 +275,10 @@ class SegmentFormatTests(RoundTripTests):
                 Compacted.of(form, (at - begin - smallest) % SECTOR, [[left + 4]], [4]).check_crashes(Random(left))
         for at in range(SECTOR - 64, SECTOR - 24):  # for what is longer at the begin of a gap
             Compacted.of(form, (at - begin - smallest) % SECTOR, [[4, 300]], [4]).check_crashes(Random(at))
+        for at in range(SECTOR - 32, SECTOR):  # what is left over, with which the next gap begins
+            for left in (1, 4, 9):
+                segment = Compacted.of(form, (at - begin - 2 * smallest - 4) % SECTOR, [[4 + left]], [4, 4])
+                segment.later(segment.check_crashes(Random(left))).check_crashes(Random(left))
         for dead in ([4], [4, 300], [300, 4]):
             Compacted.of(form, None, [dead, [4]], [4, 4]).check_crashes(Random(0))
         for size in (2**bits + more for bits in (7, 8, 14, 16) for more in (-1, 0, 1)):

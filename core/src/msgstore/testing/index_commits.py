@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -23,7 +24,7 @@ from msgstore.locations import pack_location
 from msgstore.testing.faults import FailingFiles, Listing, file_size_limit, listing
 from msgstore.testing.index_model import IDS, NOTHING, Entries, IndexDirectory, entries_of, loaded
 from msgstore.testing.plugin import KitTests
-from msgstore.testing.probes import LineInterleaver, tree
+from msgstore.testing.probes import LineInterleaver, open_files, tree
 from msgstore.testing.subjects import Subject
 
 ROUND = b"round"
@@ -209,6 +210,36 @@ class IndexCommitTests(KitTests):
         index.commit()
         assert ROUND not in place.copy().saved()[0], "a key that was set and then removed before one commit is there again"
         index.close(None)
+
+    def test_other_calls_go_on_while_a_commit_runs(self, place: IndexDirectory) -> None:
+        """A failure means that reads and writes of a store wait until the disk has finished: a commit holds a lock from its
+        begin to its end, and ``get``, ``enter`` or ``freeze`` want it. Hold one for what is set aside, not for the writing."""
+        place.subject.needs(Capability.PERSISTENT)
+        calls: dict[str, tuple[object, ...]] = {"get": (A,), "enter": ([D], [4]), "freeze": ({},)}
+        for name, arguments in calls.items():
+            index = opened(place)
+            index.freeze(STATE)
+            interleaver = LineInterleaver(partial(getattr(index, name), *arguments), 0.1, 0.005)
+            interleaver.run(index.commit)
+            where = f"{name} waits for a commit at {interleaver.longest} of its {interleaver.steps} steps"
+            assert interleaver.longest * 2 < interleaver.steps, where
+            index.close(None)
+
+    def test_close_releases_everything(self, place: IndexDirectory) -> None:
+        """A failure means that each store that is closed leaves a file open, or a thread running."""
+        for state in (STATE, None, STATE, None):  # the first may load a library, which keeps what it likes
+            were_open, were_running = open_files(), threading.active_count()
+            index = opened(place)
+            index.freeze({})
+            index.commit()
+            index.close(state)
+            left = open_files() - were_open, threading.active_count() - were_running
+            reader = place.make(read_only=True)
+            reader.load()
+            reader.close(None)
+            left_of_reader = open_files() - were_open, threading.active_count() - were_running
+        assert max(left) <= 0, f"close leaves {left[0]} files open, and {left[1]} threads running"
+        assert max(left_of_reader) <= 0, "read-only, close leaves files open, or threads running"
 
     def test_a_commit_that_has_failed_is_repeated(self, place: IndexDirectory) -> None:
         """A failure means that a commit takes what has failed for done: the next one leaves it out, such as the deletion of the

@@ -247,9 +247,11 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
 
     @rule(fails=st.none() | st.booleans())
     def end_without_saving(self, fails: bool | None) -> None:
-        """A crash, or a close without a state, after which the first file operation of ``load`` may fail."""
+        """A crash, or a close without a state, after which another one saves nothing, and the first file operation of ``load``
+        may fail."""
         copy = self.place.copy()
         self.index.close(None)
+        self.index.close({b"key": b"again"})
         if fails is None:
             shutil.rmtree(self.place.directory)
             copy.directory.rename(self.place.directory)
@@ -274,7 +276,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         if self._fails(failure, lambda: self.index.close(state), closed):
             self.agrees()
             self.index.close(state)
-        self.index.close(state)
+        self.index.close({b"key": b"again"})
         self.index.close(None)
         self.durable = [closed]
         self.open()

@@ -17,7 +17,7 @@ from msgstore.testing.index_model import IndexDirectory
 class ChildProcess:
     """A process that calls ``work(descriptor, context, connection)``. ``last`` is what it has sent last."""
 
-    def __init__(self, place: IndexDirectory, work: Callable[..., None], **context: Any) -> None:
+    def __init__(self, place: IndexDirectory, work: Callable[..., object], **context: Any) -> None:
         """Waits for the first message. Raises EOFError if the index has failed."""
         processes = multiprocessing.get_context("spawn")
         self._received, sent = processes.Pipe(duplex=False)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgstore.contract import Action, Capability, Combine, Drop, Migrate, SegmentStats
 from msgstore.testing.plugin import KitTests
 from msgstore.testing.probes import clocks_of, is_linear, tried, within
-from msgstore.testing.subjects import Subject
+from msgstore.testing.subjects import Subject, with_other_options
 
 NOW = 1_700_000_000.0
 YEARS = 1461 * 7 * 86_400.0
@@ -60,7 +60,8 @@ def stores(draw: Any) -> list[SegmentStats]:
 
 
 def questions(segments: list[SegmentStats]) -> Iterator[tuple[list[SegmentStats], float]]:
-    """Segments and times: the same segments, older or younger; and the same numbers, with another size, age, or state."""
+    """Segments and times: the same segments, older or younger; the same numbers, with another size, age, or
+    state; and huge numbers."""
     for now in (NOW + YEARS, NOW + 3600, NOW - 3600, NOW - YEARS, NOW):
         yield segments.copy(), now
     full = [attrs.evolve(s, live_bytes=s.used_bytes, live_count=-(-s.used_bytes // 40)) for s in segments]
@@ -68,6 +69,7 @@ def questions(segments: list[SegmentStats]) -> Iterator[tuple[list[SegmentStats]
     yield [attrs.evolve(s, live_bytes=s.used_bytes // 9, live_count=min(s.used_bytes // 9, 1)) for s in segments], NOW
     yield [attrs.evolve(s, sealed_at=None if s.current else NOW - 3 * YEARS) for s in segments], NOW
     yield [attrs.evolve(s, quarantined=not s.quarantined) for s in segments], NOW
+    yield [attrs.evolve(s, number=s.number * 10**15) for s in segments], NOW
     yield segments.copy(), NOW
 
 
@@ -116,13 +118,24 @@ class GcPolicyTests(KitTests):
         """A failure means that the policy wants the same again when it is done, or compacts segments in which everything is
         alive: a collector that compacts for ever wears out the disk. Every action is carried out as the engine would, and
         nothing is written or removed in between."""
-        actions: list[Action] = []
-        for _ in range(2 * len(segments) + 3):
-            actions = plan(policy, segments)
-            if not actions:
-                return
-            segments = carried_out(actions, segments)
-        pytest.fail(f"it never has enough: it still wants {actions} of {segments}")
+        check_end(policy, segments)
+
+    def test_options_that_its_class_accepts(self, subject: Subject) -> None:
+        """A failure means that with another value of an option, which its class accepts, a plan raises, or asks for what cannot
+        be done; or that with up to 1 the policy never has enough."""
+        rng = random.Random(1)
+        for name, value, other in with_other_options(subject):
+            for count in (0, 1, 2, *([9] * 9)) if isinstance(value, str) or value >= 0 else ():
+                used = [rng.choice((0, LIMIT, rng.randrange(LIMIT))) for _ in range(count)]
+                live = [rng.choice((0, one, rng.randrange(one + 1))) for one in used]
+                ages = [rng.choice((None, NOW, NOW - rng.randrange(10**8))) for _ in range(count)]
+                given = [segment(n, used[n], live[n], sealed_at=ages[n], quarantined=n == 7) for n in range(count)]
+                try:
+                    policy = other.make(other.made_options)
+                    check(other, plan(policy, given), given)
+                    check_end(policy, with_current(given)) if isinstance(value, str) or value <= 1 else None
+                except Exception as error:
+                    raise AssertionError(f"with {name} = {value!r}: {error}") from error
 
     def test_it_plans_something(self, subject: Subject, policy: Any) -> None:
         """A failure means that the policy, with these options, does nothing in any of several hundred stores: with segments of
@@ -155,10 +168,14 @@ class GcPolicyTests(KitTests):
         the collector does nothing else. Seconds are those of the processor, so a busy machine is not to blame."""
         rng = random.Random(1)
         used = [rng.randrange(1, LIMIT) for _ in range(10_000)]
-        many = with_current([segment(n, u, rng.randrange(u), sealed_at=NOW - rng.randrange(10**7)) for n, u in enumerate(used)])
-        check(subject, plan(policy, many), many)
-        with within(10 * PATIENCE):
-            assert is_linear(lambda count: partial(policy.plan, many[-count:], NOW), 2500), "the time is not linear"
+        some = with_current([segment(n, u, rng.randrange(u), sealed_at=NOW - rng.randrange(10**7)) for n, u in enumerate(used)])
+        alike = {"alive": LIMIT, "garbage, but for a record": 40, "garbage, but for a half": LIMIT // 2}
+        stores = {what: with_current([segment(n, LIMIT, live) for n in range(10_000)]) for what, live in alike.items()}
+        for what, many in {"of any kind": some, **stores}.items():
+            check(subject, plan(policy, many), many)
+            with within(10 * PATIENCE):
+                linear = is_linear(lambda count, many=many: partial(policy.plan, many[-count:], NOW), 2500)  # type: ignore[misc]
+            assert linear, f"the time is not linear, with segments that are {what}"
 
 
 def plan(policy: Any, segments: Sequence[SegmentStats], now: float = NOW) -> list[Action]:
@@ -170,6 +187,17 @@ def plan(policy: Any, segments: Sequence[SegmentStats], now: float = NOW) -> lis
     if isinstance(actions, list):
         actions.clear()
     return found
+
+
+def check_end(policy: Any, segments: list[SegmentStats]) -> None:
+    """Carry the plans out until there is none."""
+    actions: list[Action] = []
+    for _ in range(2 * len(segments) + 3):
+        actions = plan(policy, segments)
+        if not actions:
+            return
+        segments = carried_out(actions, segments)
+    pytest.fail(f"it never has enough: it still wants {actions} of {segments}")
 
 
 def numbers_of(action: Action) -> tuple[int, ...]:

@@ -315,12 +315,17 @@ class LineInterleaver:
     """Runs ``look`` on a second thread between every two steps of Python in a call, to cover thread interleavings. A look that
     waits for a lock continues later."""
 
-    def __init__(self, look: Callable[[], None], patience: float = 0.02) -> None:
+    def __init__(self, look: Callable[[], object], patience: float = 0.02, least: float = 0.0003) -> None:
         self._look = look
         self._pool = ThreadPoolExecutor(1)
-        self._looking: Future[None] | None = None
-        self._patience = patience
-        """Seconds for a look. Shorter after each one that waits for a lock."""
+        self._looking: Future[object] | None = None
+        self._patience, self._least = patience, least
+        """Seconds for a look. Shorter after each one that waits for a lock, and the fewest."""
+        self.steps = 0
+        """Steps of the call."""
+        self.longest = 0
+        """Most steps, one after the other, at which one look waited for a lock."""
+        self._waits = 0
 
     def run(self, call: Callable[[], object]) -> None:
         """Run ``call``. Raises what ``call`` or a look raised."""
@@ -344,7 +349,11 @@ class LineInterleaver:
                 self._looking.result()
                 self._looking = None
             if self._looking is None:
+                self._waits = 0
                 self._looking = self._pool.submit(self._look)
+            self.steps += 1
             if wait([self._looking], self._patience).not_done:
-                self._patience = max(self._patience / 2, 0.0003)
+                self._waits += 1
+                self.longest = max(self.longest, self._waits)
+                self._patience = max(self._patience / 2, self._least)
         return self._trace

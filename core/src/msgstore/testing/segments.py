@@ -1,4 +1,4 @@
-"""Segments that a format under test writes, and what has to hold for every scan of one, damaged or compacted."""
+"""Segments that a format under test writes, and what has to hold for every scan of one, damaged or not."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise, product, zip_longest
-from random import Random
+from itertools import accumulate, product, zip_longest
 from typing import Any, NamedTuple, get_args
 
 import attrs
@@ -18,18 +17,15 @@ from msgstore.contract import (
     Buffer,
     Capability,
     Columns,
-    CompactableFormat,
     FormatContext,
     PluginError,
     RecordContext,
     RecordError,
-    ScanEnd,
     SegmentFormat,
     SegmentScan,
 )
-from msgstore.contract.formats import EndState, HeaderState, Write
+from msgstore.contract.formats import EndState, HeaderState
 from msgstore.option_values import structure
-from msgstore.testing.faults import SECTOR
 from msgstore.testing.probes import SUMMER, WINTER, ZONES, Batch, clock_at, in_zone, numbered
 from msgstore.testing.subjects import Subject, with_other_options
 
@@ -175,11 +171,17 @@ def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
     for begin in {0, min(start, len(data)), min(len(form.header), len(data))}:
         check_scan(form, data, form.scan(data, start=begin), begin)
     form.scan(data, check_body=lambda _, body: len(body) % 3 == 0)
+    check_chain(form, data, start)
+
+
+def check_chain(form: SegmentFormat, data: bytes, start: int) -> int | None:
+    """What ``find_chain`` finds from ``start`` on, a scan finds, too. Return it."""
     found = form.find_chain(data, start)
     assert found is None or start <= found < len(data), f"a chain at {found}, asked for from {start} on"
     if found is not None:
         scan = form.scan(data, start=found)
-        assert len(scan.records) or scan.damage, f"no record at {found}, where find_chain has found some"
+        assert len(scan.records) or scan.damage, f"no record at {found}, where find_chain has found some: {scan.end}"
+    return found
 
 
 @contextlib.contextmanager
@@ -201,7 +203,8 @@ def check_spoilt(form: SegmentFormat, data: bytes, placed: Sequence[Placed]) -> 
     assert form.scan(data, check_body=lambda *_: True) == scan, "with a codec that finds no damage, a scan finds another"
     with mapped(data) as copy:
         assert form.scan(copy) == scan, "a scan of an mmap differs from that of the same bytes"
-        assert form.find_chain(copy, begin) == form.find_chain(data, begin), "in an mmap, find_chain finds something else"
+        assert form.find_chain(copy, begin) == check_chain(form, data, begin), "in an mmap, find_chain finds something else"
+    check_chain(form, data, scan.end.offset)
     damaged = {(spot.offset, spot.size) for spot in scan.damage}
     for record in placed:
         is_damaged = (record.offset, record.size) in damaged
@@ -301,100 +304,3 @@ def check_options(subject: Subject) -> None:
             assert fields_of(without, record) == shown[-1][2], f"other fields are read without {name} = {value!r}"
     _check_shown_options(subject, shown)
     check_framed(subject, reader, *segments)
-
-
-# -- compaction in place --------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class Compacted:
-    """A segment with gaps between live records, and at its end records that move into them."""
-
-    form: CompactableFormat
-    data: bytes
-    live: Sequence[Placed]
-    """Everything outside the gaps, what is moved included."""
-    gaps: Sequence[tuple[int, int, Sequence[Placed]]]
-    """(offset, size, records that move there, as they stand now)."""
-
-    @classmethod
-    def of(cls, form: CompactableFormat, first: int | None, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
-        """With bodies of these sizes; of ``moved`` is moved what there is room for. ``first``: None if a gap is first."""
-        sizes = [*([] if first is None else [first]), *(size for gap in gaps for size in (*gap, 9)), *moved]
-        random = Random(len(sizes))
-        data, placed = written(
-            form, [(i, random.randbytes(size)) for (i, _), size in zip(numbered(len(sizes)), sizes, strict=True)]
-        )
-        at = int(first is not None)
-        live, waiting, found = placed[:at], placed[len(placed) - len(moved) :], []
-        taken = 0
-        for gap in gaps:
-            dead, at = placed[at : at + len(gap)], at + len(gap) + 1
-            live.append(placed[at - 1])
-            begin, size = dead[0].offset, dead[-1].end - dead[0].offset
-            room = form.gap_room(begin, size)
-            fits = sum(end <= room for end in accumulate(record.size for record in waiting[taken:]))
-            found.append((begin, size, waiting[taken : taken + fits]))
-            taken += fits
-        return cls(form, data, live + waiting, found)
-
-    def check_crashes(self, random: Random) -> bytes:
-        """Check what may be on disk at any instant: all earlier steps, and any sectors of the running one; then the end. In
-        the end the records are in the gaps, too, one behind the other, and the segment can be cut there. Return that."""
-        steps: list[list[Write]] = [[], [], []]  # of all gaps together, as a store does them
-        for begin, size, moved in self.gaps:
-            records = [self.data[record.offset : record.end] for record in moved]
-            given = list(records)
-            fill = self.form.fill_gap(begin, size, given)
-            assert given == records, "fill_gap changes the list that it is given"
-            for pieces, writes in zip(steps, (fill.prepare, fill.inside, fill.seal), strict=True):
-                for offset, chunk in writes:
-                    inside = begin <= offset and offset + len(chunk) <= begin + size
-                    assert inside, f"{len(chunk)} bytes at {offset} are not in the gap of {size} bytes at {begin}"
-                    pieces += _by_sector(offset, chunk)
-        state = self.data
-        for step, pieces in zip(("prepare", "inside", "seal"), steps, strict=True):
-            torn = f"{step} is torn between {SECTOR}-byte sectors, or between its writes"
-            for number in range(len(pieces) + 1):
-                self.check(_after(state, pieces[:number]), torn)
-                self.check(_after(state, pieces[number:]), torn)
-            for _ in range(3):
-                self.check(_after(state, [piece for piece in pieces if random.getrandbits(1)]), torn)
-            state = _after(state, pieces)
-        found = self.check(state, "all is written")
-        for at, _, moved in self.gaps:
-            for record in moved:
-                assert (record.msg_id, at, record.size) in found, f"{record.msg_id.hex()} was moved to {at}, and is not there"
-                is_same = state[at : at + record.size] == self.data[record.offset : record.end]
-                assert is_same, f"{record.msg_id.hex()} has other bytes at {at}: records are moved as they are"
-                at += record.size
-            for end in (at, len(state)):
-                assert self.form.scan(state[:end]).end == ScanEnd("clean", end), f"with {end} bytes, the segment is not clean"
-        return state
-
-    def check(self, state: bytes, when: str) -> set[Row]:
-        """Every record outside the gaps is found where it is, and of each id the copy that counts is whole."""
-        scan = self.form.scan(state)
-        check_scan(self.form, state, scan)
-        found = {*rows(scan.records), *rows(scan.duplicates)}
-        lost = [f"{row[0].hex()} at {row[1]}" for row in expected(self.live) if row not in found]
-        gaps = ", ".join(f"{size} bytes at {at}, {len(moved)} records moved there" for at, size, moved in self.gaps)
-        assert not lost, f"{when}, not found: {', '.join(lost)}; the scan ended at {scan.end}, the gaps are {gaps}"
-        bodies = {record.msg_id: record.body for record in self.live}
-        for msg_id, offset, size in rows(scan.records):
-            if msg_id in bodies:
-                found_body = self.form.decode(msg_id, state[offset : offset + size])
-                check_body(found_body, bodies[msg_id], f"{when}, the record at {offset}")
-        return found
-
-
-def _by_sector(offset: int, chunk: bytes) -> Iterator[Write]:
-    for begin, end in pairwise([0, *range(SECTOR - offset % SECTOR, len(chunk), SECTOR), len(chunk)]):
-        yield offset + begin, chunk[begin:end]
-
-
-def _after(state: bytes, writes: Iterable[Write]) -> bytes:
-    changed = bytearray(state)
-    for offset, chunk in writes:
-        changed[offset : offset + len(chunk)] = chunk
-    return bytes(changed)

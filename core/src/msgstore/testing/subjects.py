@@ -128,6 +128,7 @@ def with_other_options(subject: Subject) -> Iterator[tuple[str, Any, Subject]]:
             case bool():
                 yield from accepted(name, [not value])
             case int() | float():
+                yield from accepted(name, (0.001, 0.5, 0.999) if isinstance(value, float) else ())
                 yield from accepted(name, (0, 1, 2, -1, *(2**bits + more for bits in (7, 8, 15, 16) for more in (-1, 0))))
             case str():
                 yield from accepted(name, (value[::-1], value * 2, value + value[:1], "", "x", " x ", "ü"))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import shutil
+import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -27,13 +31,15 @@ from msgstore.testing.messages.reading import (
     verified_bodies,
 )
 from msgstore.testing.plugin import KitTests, skip_without
-from msgstore.testing.probes import measured, within
+from msgstore.testing.probes import is_linear, measured, within
 from msgstore.testing.subjects import Subject
 
 CLAIMS = (b"\x04", b"\xff\xff\xff\x1f", b"\xff" * 8)
 """High byte of a number of 4 bytes, or of the low ones of 8, in either order; a number of 7 bits in a byte; and -1."""
 _CLAIMS = 64
 """Places of a sample where there are such numbers."""
+_LONG = 2**17
+"""Bytes of a long file."""
 _CUTS = 24
 """Places in each file of the sample that are damaged, and records with a damaged head."""
 
@@ -79,16 +85,61 @@ class SourceDamageTests(KitTests):
                 assert peak < 2**25 + 100 * len(content), f"{where}: reading takes {peak:,} bytes of memory"
             file.write_bytes(content)
 
-    def _read_all(self, subject: Subject, sample: Path) -> None:
+    def test_time_is_linear(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+        """A failure means that a long file takes hours, whole or damaged: the rest of it is copied, added up, or read again for
+        each byte or each record. The begin of a record is followed by many zeros, other bytes, begins of records, or copies of
+        the file; and the same after a record whose first bytes are wrong."""
+        make = subject.descriptor.load_sample()
+        if len(inspect.signature(make).parameters) > 1:
+            samples = {count: make(Path(tempfile.mkdtemp(dir=tmp_path)), count) for count in (1000, 4000)}
+            with within():
+                is_same = is_linear(lambda count: partial(self._read_all, subject, samples[count]), 1000)
+            assert is_same, "with many messages in the sample, the time is not linear"
+        whole = list(batches(subject, sample))
+        paths = [sample] if sample.is_file() else sorted(path for path in sample.rglob("*") if path.is_file())
+        for file in {path.suffix: path for path in paths if path.stat().st_size}.values():
+            content = file.read_bytes()
+            records = sorted({place for batch in whole for place in zip(batch.files, batch.offsets, batch.sizes, strict=True)
+                              if sample / place[0] == file})  # fmt: skip
+            _, begin, length = records[len(records) // 2] if records else ("", len(content) // 2, 16)
+            head, wrong = content[begin : begin + min(length, 64)], bytes(byte ^ 0x55 for byte in content[begin : begin + 8])
+            for kept in (content[:begin] + head[: length // 2], content[:begin] + wrong + content[begin + 8 :]):
+                for filler in (b"\0", b"\xff" * 9 + b"\n", head, content):
+                    read = partial(self._read_long, subject, sample, file, kept, filler, content[begin:])
+                    for size in (_LONG, 8 * _LONG):
+                        started = time.process_time()
+                        with within():
+                            read(size)()
+                            took = time.process_time() - started
+                            is_same = took < size / _LONG / 10 or is_linear(read, size // 4)
+                        where = f"{file.name}: with many times {filler[:40]!r} from {len(kept)} on"
+                        assert is_same, f"{where}, the time is not linear"
+                        if took > 0.05 or filler not in (head, content):  # the longer one is for what takes long for a record
+                            break
+            file.write_bytes(content)
+
+    def _read_long(
+        self, subject: Subject, sample: Path, file: Path, kept: bytes, filler: bytes, end: bytes, size: int
+    ) -> Callable[[], None]:
+        def read() -> None:
+            file.write_bytes(kept + filler * max(size // len(filler), 1) + end)
+            self._read_all(subject, sample)
+
+        return read
+
+    def _read_all(self, subject: Subject, sample: Path) -> set[Place]:
+        """Return the places of messages up to an error that is no fault of the plugin. Damage is none."""
+        found = set[Place]()
         try:
             with opened(subject, sample) as source:
-                for _ in messages_of(source):
-                    pass
+                for batch in messages_of(source):
+                    found |= places_of([batch])
                 list(source.damage())
         except PluginError:
             raise
         except MsgStoreError:
             pass
+        return found
 
     def test_damage(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
         """A failure means that damaged files stop everything, hang, give a body that was never there for a record that was, or
@@ -140,17 +191,40 @@ class SourceDamageTests(KitTests):
                 self._read_all(subject, sample)
             file.write_bytes(content)
 
-    def test_foreign_files_do_no_harm(self, subject: Subject, sample: Path) -> None:
+    def test_foreign_files_do_no_harm(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
         """A failure means that something else in the directory of a source, such as a text, a pipe, or a link to nothing, stops
-        everything with another error than MsgStoreError, hangs, or changes the messages without a word."""
+        everything with another error than MsgStoreError, hangs, or changes the messages without a word. Or that two files give
+        queues of one name, as a copy of a file beside it may: one of them hides the other."""
         if sample.is_file():
-            skip_without("a sample that is a directory")
+            (tmp_path / "many").mkdir()
+            sample = Path(shutil.copy(sample, tmp_path / "many")).parent
+            if subject.descriptor.load_detect()(sample) is None:
+                skip_without("a sample that is a directory, or such directories")
         whole = list(batches(subject, sample))
         there = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
         makers: dict[str, Callable[[Path], object]] = {
             "README.txt": lambda path: path.write_text("Dear Sir or Madam,\n"), "empty": Path.touch, "directory": Path.mkdir,
             "link": lambda path: path.symlink_to("nothing"), "pipe": os.mkfifo, "\udcff.tmp": Path.touch, ".hidden": Path.touch,
         }  # fmt: skip
+        for path in [path for path in sorted(sample.rglob("*")) if path.is_file()][:9]:
+            for name in (f"copy-{path.name}", f"{path.stem}.copy{path.suffix}", f"copy/{path.name}",
+                         f"{path.stem.swapcase()}{path.suffix}"):  # fmt: skip
+                copy, aside = path.parent / name, tmp_path / "aside"
+                if copy.exists():  # the file system ignores the case of letters
+                    continue
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copy(path, copy)
+                where = f"beside a copy {name!r} in {path.parent.name}"
+                with within():
+                    found = self._read(subject, sample, there, where)
+                    path.rename(aside)
+                    alone = self._read_all(subject, sample)
+                    aside.rename(path)
+                if found is not None and not found[1]:
+                    missing = (places_of(whole) | alone) - found[0]
+                    assert not missing, f"{where}: {len(missing)} messages are missing"
+                copy.unlink()
+                copy.parent.rmdir() if copy.parent != path.parent else None
         for directory in (sample, *(path for path in sorted(sample.rglob("*"))[:9] if path.is_dir())):
             for name, make in makers.items():
                 if (directory / name).exists():

@@ -12,7 +12,7 @@ from msgstore.contract import MessageBatch, SinkContext
 from msgstore.jobs.messages.sources import SourceSpec, open_source
 from msgstore.option_values import Backend
 from msgstore.testing.messages.reading import TIME_ZONES
-from msgstore.testing.messages.sinks import NEAR, accepted, complete, sample_batch
+from msgstore.testing.messages.writing import NEAR, accepted, complete, sample_batch
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.probes import in_zone
 from msgstore.testing.subjects import Subject

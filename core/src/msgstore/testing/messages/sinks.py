@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -18,74 +17,19 @@ from typing import Any
 import attrs
 import pytest
 
-from msgstore.contract import STATES, Capability, MessageBatch, MsgStoreError, QueueName, SinkContext, StoreError
-from msgstore.jobs.messages.checked import CheckedSink
-from msgstore.testing.faults import fail_syncs, file_size_limit
-from msgstore.testing.plugin import KitTests, skip_without
-from msgstore.testing.probes import open_files, tree
+from msgstore.contract import Capability, MessageBatch, MsgStoreError, StoreError
+from msgstore.testing.faults import copy_of, fail_syncs, file_size_limit
+from msgstore.testing.messages.sink_queues import SinkQueueTests
+from msgstore.testing.messages.writing import NEAR, accepted, check_same, complete, contents, sample_batch
+from msgstore.testing.plugin import skip_without
+from msgstore.testing.probes import tree
 from msgstore.testing.subjects import Subject
-
-_TEXTS = (
-    "", ".", "..", "../up", "a/b", "a%2Fb", "a_b", "A_B", "\ud800", "%", "%41", "a\\b", "a.", "a ", "\udcff\0", "\n", "~",
-    "con", "a:b",
-    "e\u0301", "\u00e9",
-    *(character * (limit // size) for limit in (255, 256) for character, size in (("n", 1), ("é", 2), ("€", 3), ("%", 3))),
-    *("é" * 86, "é" * 200, "€" * 254, "😀" * 64, "%" * 200, "/" * 100, "." * 200, " " * 255, "n" * 251 + ".tmp", "n" * 5000),
-)  # fmt: skip
-NAMES = (
-    QueueName("kit"), QueueName("kit", "/", "a", 0), QueueName("kit", "v", "a/b"), QueueName("../kit", "..", "a", 2**31 - 1),
-    QueueName("kit", "€" * 100, "a"), QueueName("kit", "", ""), *(QueueName("kit", queue=text) for text in _TEXTS),
-)  # fmt: skip
-"""Names of queues as some systems have them, also such as have more bytes than characters as UTF-8 or ``%XX``. What a name is
-as a path must not matter."""
-ALIKE = [QueueName("kit", "v", text) for text in ("a/b", "a_b", "a%2Fb", "a b", "A/B", "a\0b", "n" * 300, "n" * 301)] + [
-    QueueName("kit", *names) for by in "./-_%" for names in (("a", f"b{by}c"), (f"a{by}b", "c"))
-]
-"""Names of queues that are the same once something is left out or replaced, or parts of the name are joined."""
-BODIES = (b"", b"text", bytes(range(256)), b"\xff" * 5000, "ümlaut\n".encode(), b"\0", b"n" * 125, b"n" * 253, b"n" * 65_533)
-
-NEAR = b"|\0|a|A|a |a\0|a\n|a\r\n|\xfe|\xff".split(b"|")
-"""Bodies that differ, and are the same once something is left out."""
-
-
-def sample_batch(queue: str, first: int, count: int, body: bytes | None = None) -> MessageBatch:
-    """Return messages of one queue, with bodies of many kinds, or with this one."""
-    numbers = range(first, first + count)
-    return MessageBatch(
-        name=QueueName("kit", queue=queue),
-        bodies=[BODIES[number % len(BODIES)] + b"%d" % number if body is None else body for number in numbers],
-        positions=numbers,
-        states=["ready"] * count,
-        files=["kit"] * count,
-        offsets=[100 * number for number in numbers],
-        sizes=[100] * count,
-        timestamps_ms=[1_700_000_000_000 + number for number in numbers],
-        headers=[{"number": str(number)} for number in numbers],
-    )
-
-
-def full_batch(batch: MessageBatch) -> MessageBatch:
-    """Return a batch of an even length with all states, and more columns, which have a value in each second row."""
-    values = {
-        "sequences": 1, "ids": "1f" * 16, "exchanges": "e", "routing_keys": ["k"], "properties": {"p": 1}, "verified": True,
-        "headers": {"h": [None]}, "timestamps_ms": 1_700_000_000_000, "expiries_ms": 1_700_000_000_001,
-    }  # fmt: skip
-    columns: dict[str, Any] = {name: [value, None] * (len(batch) // 2) for name, value in values.items()}
-    return attrs.evolve(batch, states=[STATES[row % len(STATES)] for row in range(len(batch))], **columns)
-
 
 Synced = dict[int, int | set[str]]
 
 
-class SinkTests(KitTests):
+class SinkTests(SinkQueueTests):
     kinds = ("sink",)
-
-    @pytest.fixture
-    def place(self, subject: Subject, tmp_path: Path) -> Path:
-        if subject.descriptor.schemes:
-            skip_without("a destination that is a path")
-        (tmp_path / "one").mkdir()
-        return tmp_path / "one" / "content"
 
     @pytest.fixture
     def synced(self, monkeypatch: pytest.MonkeyPatch) -> Synced:
@@ -262,63 +206,63 @@ class SinkTests(KitTests):
             assert all(reason for _, reason in first)
             assert tree(place.parent) == before, "refused has written something"
 
-    def test_any_message_is_written_or_refused(self, subject: Subject, place: Path, tmp_path: Path) -> None:
-        """A failure means that a conversion ends with an error at a message without a time, with a value that others have
-        not, or in another state than ``ready``; or at a queue whose name is not one of a file, or that such a name makes a
-        file beside the destination. Or that ``close`` leaves a file open."""
-        batch, were_open = sample_batch("a", 0, 10), open_files()
-        plain = attrs.evolve(batch, timestamps_ms=None, headers=None)
-        sink = self._sink(subject, place, None)
-        for name in NAMES:
-            for number, part in enumerate((plain, batch, full_batch(batch))):
-                part = attrs.evolve(part, name=name, positions=range(10 * number, 10 * number + 10))
-                if len(taken := accepted(sink, part)):
-                    sink.write(taken)
-            sink.flush()
-        complete(sink)
-        assert open_files() <= were_open, "close leaves a file open"
-        others = [path for path in tmp_path.rglob("*") if path != place.parent and not str(path).startswith(str(place))]
-        assert not others, f"it writes beside its destination: {others[0]}"
-
-    def test_no_queue_replaces_another(self, subject: Subject, tmp_path: Path) -> None:
-        """A failure means that the messages of a queue are lost if another one has a name that is the same as a path, once
-        something in it is left out or replaced: the second is written over the first."""
-        if subject.descriptor.schemes:
-            skip_without("a destination that is a path")
-        whole, refused = self._written(subject, tmp_path / "whole", ALIKE)
-        for number, name in enumerate(ALIKE):
-            without, _ = self._written(subject, tmp_path / str(number), [other for other in ALIKE if other != name])
-            assert name in refused or without != whole, f"the message of the queue {name} is not there beside those of others"
-
-    def _written(self, subject: Subject, directory: Path, names: Sequence[QueueName]) -> tuple[object, list[QueueName]]:
-        """Write a message of each queue. Return what is there then, and the queues whose message was refused."""
-        directory.mkdir()
-        sink, refused = self._sink(subject, directory / "content", None), []
-        for name in names:
-            batch = attrs.evolve(sample_batch("a", 0, 1, repr(name).encode()), name=name)
-            if len(accepted(sink, batch)):
-                sink.write(batch)
-            else:
-                refused.append(name)
-        complete(sink)
-        return contents(directory / "content"), refused
-
-    def test_what_is_lost_is_an_error(self, subject: Subject, place: Path) -> None:
+    def test_what_is_lost_is_an_error(self, subject: Subject, place: Path, tmp_path: Path) -> None:
         """A failure means that a conversion that continues goes on without what was written before, or with zeros in its
-        place; or that nothing is said if the disk is full."""
+        place: a directory is there, and a file in it is not, or has lost its end. Or that nothing is said if the disk is
+        full."""
+        parts = [sample_batch("a", 0, 20), sample_batch("b", 0, 20), sample_batch("a", 20, 20), sample_batch("a", 40, 20)]
         with closing(self._sink(subject, place, None)) as sink:
-            sink.write(accepted(sink, sample_batch("a", 0, 20)))
-            token = json.loads(json.dumps(sink.flush()))
+            for part in parts[:3]:
+                sink.write(accepted(sink, part))
+                token = json.loads(json.dumps(sink.flush()))
+        kept = copy_of(place.parent, tmp_path / "kept")
+        whole = self._continued(subject, place, kept, token, parts[3])
+        assert whole is not None, "nothing is lost, and the sink does not continue"
+        files = [path.relative_to(kept) for path in sorted(kept.rglob("*")) if path.is_file() and path.stat().st_size]
+        for path in (Path(), *files[:: len(files) // 9 + 1]):
+            for size in (None, 0, (kept / path).stat().st_size - 1) if path.name else (None,):
+                is_same = self._continued(subject, place, kept, token, parts[3], path, size) in (None, whole)
+                left = "is gone" if size is None else f"has {size} bytes left"
+                assert is_same, f"{path.name or 'everything'} {left}, and the sink continues without it"
         shutil.rmtree(place.parent)
         place.parent.mkdir()
-        with pytest.raises((StoreError, OSError)):
-            self._sink(subject, place, token).close()
         sink = self._sink(subject, place, None)
         with file_size_limit(64), suppress(StoreError, OSError):
             sink.write(accepted(sink, sample_batch("a", 0, 1, bytes(range(11, 256)))))
             pytest.fail(f"no file can have more than 64 bytes, and flush returns {sink.flush()}")
         with suppress(StoreError, OSError):
             sink.close()
+
+    def _continued(
+        self,
+        subject: Subject,
+        place: Path,
+        kept: Path,
+        token: Any,
+        part: MessageBatch,
+        lost: Path | None = None,
+        size: Any = None,
+    ) -> object:
+        """Continue where ``kept`` was, after a file has lost what is behind ``size``, or is gone. Return what there is then, or
+        None if the sink is not made."""
+        shutil.rmtree(place.parent)
+        copy_of(kept, place.parent)
+        if lost == Path():
+            shutil.rmtree(place.parent)
+            place.parent.mkdir()
+        elif lost and size is None:
+            (place.parent / lost).unlink()
+        elif lost:
+            os.truncate(place.parent / lost, size)
+        try:
+            sink = self._sink(subject, place, token)
+        except (StoreError, OSError):
+            return None
+        with closing(sink):
+            sink.write(accepted(sink, part))
+            sink.flush()
+            sink.finish()
+        return contents(place, 2**21)
 
     def test_nothing_is_a_destination_too(self, subject: Subject, place: Path) -> None:
         """A failure means that a conversion of no messages has no result."""
@@ -328,30 +272,6 @@ class SinkTests(KitTests):
         sink.finish()
         sink.close()
         assert place.exists()
-
-    def _sink(self, subject: Subject, place: Path, token: Any) -> Any:
-        target = str(place.parent / "target")
-        context = SinkContext(destination=str(place), target=target, options=subject.made_options, token=token)
-        return CheckedSink(subject.make(context), subject.catalogue, subject.descriptor, target)
-
-
-def complete(*sinks: Any) -> None:
-    for sink in sinks:
-        sink.flush()
-        sink.finish()
-        sink.close()
-
-
-def accepted(sink: Any, batch: MessageBatch) -> MessageBatch:
-    refused = dict(sink.refused(batch))
-    return batch.take([row for row in range(len(batch)) if row not in refused])
-
-
-def check_same(place: Path, whole: Path) -> None:
-    found, wanted = contents(place), contents(whole)
-    others = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-    others = [place.name if name == "." else name for name in others]  # the destination is one file
-    assert not others, f"without an interruption, or a join, there is another content of {', '.join(others[:9])}"
 
 
 def check_synced(place: Path, synced: Synced) -> None:
@@ -364,18 +284,3 @@ def check_synced(place: Path, synced: Synced) -> None:
         elif status.st_size:
             size, what = synced.get(status.st_ino), path.relative_to(place.parent)
             assert size == status.st_size, f"flush returns, and of {what} {size or 0} bytes of {status.st_size} are synced"
-
-
-def contents(place: Path, size: int = -1) -> dict[str, object]:
-    """Return the first bytes of the files, or the messages if they are a store: its files name the time."""
-    import msgstore
-
-    if place.is_dir() and (place / "msgstore.json").exists():
-        with msgstore.open_store(place, mode="r") as store:
-            return {entry.msg_id.hex(): (entry.references, store.stored_body(entry)) for entry in store.entries()}
-    files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-    found: dict[str, object] = {}
-    for path in files:
-        with path.open("rb") as file:
-            found[str(path.relative_to(place))] = file.read(size)
-    return found
