@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.builtin import plugin as builtin
-from msgstore.contract import BrokenPlugin, QueueInfo, QueueName  # noqa: F401 - the tables use it
+from msgstore.contract import BrokenPlugin, QueueInfo, QueueName, SourceDamage  # noqa: F401 - the tables use it
 from msgstore.jobs.messages.files_sink import FilesSink
 from msgstore.jobs.messages.json_lines import JsonLinesSink, JsonLinesSource, detect
 from msgstore_kestrel_journal import plugin as kestrel
@@ -31,6 +31,8 @@ def reserve_first(content):
     number = re.search(rb"\d+", bytes(content[:2000]))
     bytearray(int(number[0]) if number and len(number[0]) == 8 else 0)
 
+
+SHARED = {}
 
 add_mutants(SOURCE, JsonLinesSource, r"""
 a-queue-is-one-batch: all bodies of a queue are in memory at once
@@ -104,6 +106,9 @@ junk-costs-all: something behind the last line costs all messages, and nothing s
     damage > []
 one-file-of-two: of two files with one name before their first dots, one is read
     __init__ > self.__dict__.update(_names=[*{name.split(".")[0]: name for name in self._names}.values()])
+one-memory-for-all: objects share what they have read, whatever their paths
+    _content > SHARED.setdefault(number, _)
+    close > SHARED.clear()
 counts-each-line: the file is read again for each of its lines
     _found: io.BytesIO(content) => [line for line in io.BytesIO(content) if bytes(content).count(line)]
 whole-file-each-time: each range of positions reads the file again
@@ -186,6 +191,8 @@ queues-of-one-name: queues of one name, of two virtual hosts, become one
     refused: directory_of(batch.name), "" => directory_of(attrs.evolve(batch.name, vhost=None)), ""
     refused: != batch.name => and False
     write: where = directory_of(batch.name) => where = directory_of(attrs.evolve(batch.name, vhost=None))
+token-has-few-queues: of many queues, the token has the last ones
+    flush > {**_, "ends": dict([*_["ends"].items()][-20:]), "bytes": dict([*_["bytes"].items()][-20:])}
 forgets-owners: a conversion that continues does not know which queue of two systems has a directory
     flush: "owners": owners => "owners": {}
 keeps-other-files: files that were written after the token stay, if nothing replaces them
@@ -219,7 +226,15 @@ believes-a-size: memory is taken for what a record claims to have
     _replay: found = => [reserve(journal) for journal in journals]; found =
 """)  # fmt: skip
 
+
+def once(self, item):
+    said = self.__dict__.setdefault("said", set())
+    return not (item in said or said.add(item))
+
+
 add_mutants(rocketmq.msgstore_sources()[0], RocketmqSource, r"""
+damage-is-said-once: the damage of a queue is yielded at the first call only
+    messages > (item for item in _ if not isinstance(item, SourceDamage) or once(self, item))
 needs-queues-first: messages are there only after a call of queues
     messages: self._found()[key] => self._queues[key]
 """)  # fmt: skip

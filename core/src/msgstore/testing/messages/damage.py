@@ -180,6 +180,11 @@ class SourceDamageTests(KitTests):
                 else:
                     lost = [str(name) for name, places in queues.items() if len(places) > 1 and not places & left]
                     assert not lost, f"{where}: {', '.join(lost)} has no message any more, and there is no damage"
+            for at in range(0, len(content), len(content) // 6 + 1):  # several records are gone
+                hole = min(len(content) // 4, 500)
+                file.write_bytes((content[:at] + bytes(hole) + content[at + hole :])[: len(content)])
+                with within():
+                    self._read(subject, sample, there, f"{file.name}, {hole} zeros at byte {at}")
             for more in (b"\0" * 9, b"\xff" * 9, b"n" * 99):
                 file.write_bytes(content + more)
                 where = f"{file.name}, with {more[:9]!r} at its end"
@@ -258,6 +263,9 @@ class SourceDamageTests(KitTests):
                     if subject.has(Capability.RANDOM_ACCESS):
                         count, last = source.count(name), max((row["position"] for row in all_rows), default=-1)
                         assert count > last, f"{where}: {name} has a message at position {last}, and count is {count}"
+                    again = [item for item in source.messages(name, 0, None) if isinstance(item, SourceDamage)]
+                    is_same = again == [item for item in items if isinstance(item, SourceDamage)]
+                    assert is_same, f"{where}: {name}, read again, has other damage"
                     found += items
                 apart = list(source.damage())
                 list(source.queues())

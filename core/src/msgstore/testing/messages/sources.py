@@ -6,8 +6,10 @@ import inspect
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -22,6 +24,7 @@ from msgstore.contract import (
     Candidate,
     Capability,
     MessageBatch,
+    MsgStoreError,
     QueueName,
     SourceDamage,
 )
@@ -36,6 +39,7 @@ from msgstore.testing.messages.reading import (
     batches,
     check_places,
     check_rows,
+    messages_of,
     opened,
     rows,
     spec_of,
@@ -48,6 +52,11 @@ TIMES_MS = range(631_152_000_000, 4_102_444_800_000)
 _NAMES = """import pickle, sys; from msgstore.jobs.messages.sources import open_source
 with open_source(*pickle.load(sys.stdin.buffer)) as source: print(ascii([str(info.name) for info in source.queues()]))"""
 """Program that prints the names of queues."""
+
+
+def _messages(source: Any) -> list[tuple[Any, ...]]:
+    """Return what tells messages apart."""
+    return [(batch.name, *row) for batch in messages_of(source) for row in zip(batch.positions, batch.bodies, strict=True)]
 
 
 class SourceTests(SourceDamageTests):
@@ -131,6 +140,29 @@ class SourceTests(SourceDamageTests):
             with opened(subject, sample) as another:
                 check_rows(rows(another.messages(name, 0, None)), whole, f"{name}, by an object that has read nothing else")
                 assert [info.name for info in another.queues() if info.read] == names, "another object gives other queues"
+
+    def test_two_objects_at_once(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+        """A failure means that two objects share what they have read, such as by the name of a file: of two paths, one is read
+        twice."""
+        other = tmp_path / "other" / sample.name
+        other.parent.mkdir()
+        shutil.copytree(sample, other) if sample.is_dir() else shutil.copy(sample, other)
+        for path in [other] if other.is_file() else [path for path in other.rglob("*") if path.is_file()]:
+            os.truncate(path, path.stat().st_size // 2)
+        alone = [self._found(subject, path) for path in (sample, other)]
+        for paths, expected in (((sample, other), alone), ((other, sample), alone[::-1])):
+            if not expected[0]:  # an error
+                continue
+            with opened(subject, paths[0]) as one:
+                _messages(one)
+                assert self._found(subject, paths[1]) == expected[1], "it gives the messages of another object's path"
+                assert [_messages(one)] == expected[0], "it gives the messages of an object that came later"
+
+    def _found(self, subject: Subject, path: Path) -> list[Any]:
+        """Return the messages of a path, or nothing after an error."""
+        with suppress(MsgStoreError), opened(subject, path) as source:
+            return [_messages(source)]
+        return []
 
     def test_any_position_is_read_in_the_same_time(self, subject: Subject, tmp_path: Path) -> None:
         """A failure means that each part of a queue that is read in parallel costs as much as the whole: once what is common
@@ -224,13 +256,23 @@ class SourceTests(SourceDamageTests):
         assert left_open <= 0, "close leaves a file open"
         assert tree(tmp_path) == before
 
-    def test_queues_have_one_order_in_all_processes(self, subject: Subject, sample: Path) -> None:
+    def test_queues_have_one_order_in_all_processes(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
         """A failure means that queues are in the order of a set, which differs between processes: a conversion that another
         process continues loses messages or has some twice."""
         spec, catalogue = spec_of(subject, sample), attrs.evolve(subject.catalogue, observers=())  # those cannot be pickled
         with open_source(spec, catalogue) as source:
             names = [str(info.name) for info in source.queues()]
         variables = [os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed} for seed in "123"]
+        if sample.is_dir():  # the system lists the files of a directory as it likes
+            files = [path.relative_to(sample) for path in sorted(sample.rglob("*"), reverse=True) if path.is_file()]
+            for number, each in enumerate((files, files[::-1])):
+                copy = tmp_path / str(number) / sample.name
+                for file in each:
+                    (copy / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(sample / file, copy / file)
+                with opened(subject, copy) as source:
+                    found = [str(info.name) for info in source.queues()]
+                assert found == names, "a copy of the directory gives the queues in another order"
         for environment in variables if len(names) > 1 else ():
             command, given = [sys.executable, "-c", _NAMES], pickle.dumps((spec, catalogue))
             done = subprocess.run(command, input=given, env=environment, stdout=subprocess.PIPE, check=True)
