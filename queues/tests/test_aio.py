@@ -461,16 +461,20 @@ def test_cancelled_opening_unlocks_the_directory(monkeypatch, tmp_path):
 
 
 def test_task_that_is_cancelled_closes_its_vhost(tmp_path):
-    async def work():
+    async def work(received):
         async with aio.open_vhost(tmp_path) as opened:
             jobs = await opened.queue("jobs")
             await jobs.put(b"1")
             async for _ in jobs.consume():
-                pass
+                received.set()
 
     async def test():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(work(), 0.2)
+        received = asyncio.Event()
+        task = asyncio.create_task(work(received))
+        await received.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
         async with aio.open_vhost(tmp_path) as opened:
             received = await (await opened.queue("jobs")).receive()
             assert received.is_redelivered
