@@ -209,6 +209,7 @@ def test_selection(tmp_path):
         ("messages origin --source-option max_aje=1", "Did you mean 'max_age'?"),
         ("messages nowhere", "there is no such file or directory"),
         ("messages origin --limit -1", "at least 0"),
+        ("queues origin --source rocketmq", "the source rocketmq finds nothing here, and kestrel recognises it: "),
         ("messages origin --group g", "--group: the source kestrel has no such option"),
         ("convert origin out.jsonl --no-mandatory", "--no-mandatory: the sink jsonl has no such option"),
         ("convert origin out.jsonl --sink-option to=x", "the sink jsonl: unknown key 'to'"),

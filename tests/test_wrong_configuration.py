@@ -29,7 +29,7 @@ from msgstore import directory
 from msgstore.files import Files
 from msgstore.jobs import inputs
 from msgstore.jobs.messages.conversion_plan import choose_sink
-from msgstore.jobs.workers import worker_catalogue
+from msgstore.jobs.workers import DISABLED, disabled_plugins, worker_catalogue
 from msgstore.plugins import catalogue as catalogue_module
 from msgstore.plugins import loader
 from msgstore.scan import FormatSet
@@ -685,3 +685,9 @@ def test_error_of_loading_index_is_named(machine, selected, raised, expected):
     is_blamed = expected is msgstore.PluginError
     for part in ("index 'rocks'", "acme-rocks 1.4.0", "no licence" if is_blamed else "hm"):
         assert (part in str(caught.value)) == (is_blamed or part == "hm")
+
+
+def test_disabled_plugin_need_not_be_in_an_executor(monkeypatch):
+    """The process that has read the configuration has checked the name."""
+    monkeypatch.setenv(DISABLED, "of-the-driver-only\nformat-v1")
+    assert disabled_plugins() == ("format-v1",)

@@ -109,8 +109,8 @@ def no_executor(spark: SparkSession) -> SparkUnavailable:
     asked = {"spark.cores.max": "all", "spark.executor.cores": "all", "spark.executor.memory": "1g"}
     settings = ", ".join(f"{name} {spark.sparkContext.getConf().get(name, value)}" for name, value in asked.items())
     return SparkUnavailable(
-        f"{spark.sparkContext.master}: no executor within {TIMEOUT_SECONDS:g} s. Check that it has a worker with enough cores "
-        f"and memory: {settings}"
+        f"{spark.sparkContext.master}: no executor within {TIMEOUT_SECONDS:g} s. Check that it has a worker with enough "
+        f"cores and memory: {settings}. Another application may hold them: by default one takes all cores (spark.cores.max)"
     )
 
 

@@ -93,8 +93,9 @@ class MsgStoreSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - PySpark's name
         raise ConfigError(
-            "msgstore: a stream cannot write a store. Write one for each batch: .writeStream.foreachBatch(lambda frame, "
-            'number: frame.write.format("msgstore").mode("append").save(f"{DIRECTORY}/{number}"))'
+            "msgstore: a stream cannot write a store. Write one for each batch, in a directory that exists: .writeStream"
+            '.foreachBatch(lambda frame, number: frame.write.format("msgstore").mode("append").option("ifExists", "ignore")'
+            '.save(f"{DIRECTORY}/{number}"))'
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name

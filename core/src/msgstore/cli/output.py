@@ -134,9 +134,9 @@ class Output:
         if total > limit:
             self.print(f"... and {total - limit:,} {noun}; --json lists them all")
 
-    def damage(self, spans: Sequence[SpanReport]) -> None:
+    def damage(self, spans: Sequence[SpanReport], directories: int = 1) -> None:
         """Print the damaged spans in either form, those of a directory by number of the file and offset. People get the
-        directories only if there are several."""
+        directories only if there are several, also without damage: ``directories``."""
         paths = [Path(span.path) for span in spans]
         order = {directory: at for at, directory in enumerate(dict.fromkeys(path.parent for path in paths))}
         keys = [(order[path.parent], age_of(path.name), span.offset) for path, span in zip(paths, spans, strict=True)]
@@ -146,7 +146,7 @@ class Output:
         if not spans:
             self.print("no damage", style="green")
             return
-        several = len(order) > 1
+        several = max(len(order), directories) > 1
         spec = f"file=path{'' if several else ':name'} offset:red size:bytes reason"
         title = "segments without a plugin" if all(span.reason.startswith(NO_FORMAT) for span in spans) else "damaged spans"
         self.rows(title, columns(spec), spans[:MAX_LISTED], style="red")
@@ -289,17 +289,20 @@ def plural(number: int, noun: str) -> str:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Bar]:
-    """Yield ``progress(done, total)``, which draws a bar on standard error, or prints a line there every ten seconds."""
+    """Yield ``progress(done, total)``, which draws a bar on standard error, or prints a line there every ten seconds. It never
+    goes back: a cluster learns of more tasks on the way."""
     if not sys.stderr.isatty():
         yield _progress_lines(what)
         return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(what, total=None)
+    task, most = bar.add_task(what, total=None), 0.0
 
     def show(done: int, total: int) -> None:
+        nonlocal most
+        most = max(most, done / max(done, total, 1))
         bar.start()  # only now: most stores open at once
-        bar.update(task, completed=done, total=total)
+        bar.update(task, completed=most, total=1)
 
     try:
         yield show
@@ -308,12 +311,13 @@ def progress(what: str) -> Iterator[Bar]:
 
 
 def _progress_lines(what: str) -> Bar:
-    last = time.monotonic()
+    last, most = time.monotonic(), 0
 
     def show(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last, most
+        most = max(most, 100 * done // max(done, total, 1))
         if (now := time.monotonic()) - last >= LINE_SECONDS:
             last = now
-            note(f"{what}: {100 * done // max(done, total, 1)} %")
+            note(f"{what}: {most} %")
 
     return show

@@ -26,7 +26,7 @@ from msgstore.contract import (
 )
 from msgstore.option_values import Backend, backend_of, structure
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
-from msgstore.plugins.loader import comes_from_outside
+from msgstore.plugins.loader import comes_from_outside, find_entry_points
 from msgstore.scan import Values
 from msgstore.scan.segment import check_values
 
@@ -60,8 +60,11 @@ def _forget_plugins() -> None:
 
 
 def disabled_plugins() -> tuple[str, ...]:
-    """Return the names of the plugins that this process omits."""
-    return tuple(os.environ.get(DISABLED, "").splitlines())
+    """Return the names of the plugins that this process omits. One that it does not have is left out: the process that has read
+    the configuration has checked the names, and an executor need not have the plugin."""
+    names = os.environ.get(DISABLED, "").splitlines()
+    installed = {known for provider, _ in find_entry_points() if names for known in provider.names}
+    return tuple(name for name in names if name in installed)
 
 
 @cache

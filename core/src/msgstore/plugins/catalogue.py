@@ -385,7 +385,7 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
     """
     disabled = tuple(disabled)
     found = find_entry_points()
-    names = {name for provider, _ in found for name in _names(provider)}
+    names = {name for provider, _ in found for name in provider.names}
     for name in disabled:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
@@ -394,9 +394,5 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
             raise ConfigError(
                 f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'. {hint}"
             )
-    loaded = load(item for item in found if _names(item[0]).isdisjoint(disabled))
+    loaded = load(item for item in found if item[0].names.isdisjoint(disabled))
     return Catalogue(**attrs.asdict(loaded, recurse=False), disabled=disabled)
-
-
-def _names(provider: Provider) -> set[str]:
-    return {provider.entry_point, f"{provider.distribution}:{provider.entry_point}"}

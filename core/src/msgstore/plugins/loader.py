@@ -76,6 +76,11 @@ class Provider:
     value: str
     """The module that the entry point names."""
 
+    @property
+    def names(self) -> set[str]:
+        """What a configuration may call it in ``disabled``."""
+        return {self.entry_point, f"{self.distribution}:{self.entry_point}"}
+
     def __str__(self) -> str:
         return f"{self.distribution} {self.version} (entry point '{self.entry_point} = {self.value}')"
 

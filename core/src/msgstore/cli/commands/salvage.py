@@ -87,7 +87,7 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     columns = output.columns(f"{'store=name segments' if is_long else 'file=name format'} {spec}")
     out.rows(f"{', '.join(report.sources)} to {report.destination}", columns, rows, bold_last=is_long)
     out.print()
-    out.damage(report.damage)
+    out.damage(report.damage, len(report.sources))
     options.note_doubt(job.check_body, report.damage, out)
     if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
         loss = "bindings of record types and the name of the body codec are lost. Give those of third parties with"

@@ -87,10 +87,12 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
             yield report
 
     reports = watched(scan_inputs(found, body_check(body.codec()), fields=out.as_json))
+    directories = 0
     for directory, group in groupby(reports, key=lambda report: report.path.parent):
         out.rows(str(directory), _SCANNED, group, as_json=lambda report: report.as_json(), optional=("types",))
         out.print()
-    out.damage([*spans, *found.damage])
+        directories += 1
+    out.damage([*spans, *found.damage], directories)
     options.note_doubt(body.codec(), spans, out)
     if has_rest:
         out.print("A scan stops at a corrupt end. 'msgstore salvage' also finds the intact records after it.", "dim")
@@ -159,7 +161,7 @@ def inventory(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
         out.emit(*(segment.as_json() for segment in store.segments), store.as_json())
     if not out.as_json:
         _show_inventory(out, report)
-    out.damage(report.damage)
+    out.damage(report.damage, len(report.stores))
     out.finish(damaged=bool(report.damage), not_read=report.not_read, summary=report.as_json())
 
 
@@ -228,7 +230,7 @@ def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
     title = f"{', '.join(report.sources)} with {plural(report.changes, 'change')} of {', '.join(report.deltas)}"
     out.rows(title, columns, ({"name": name, **attrs.asdict(one)} for name, one in report.classes.items()))
     out.print()
-    out.damage(report.damage)
+    out.damage(report.damage, len(report.sources))
     out.emit(*report.named_as_json())
     if any(report.named.values()):
         out.print()
@@ -283,5 +285,5 @@ def diff(
         out.more(len(ids), _MAX_DIFFERENT_IDS, f"more {meaning}")
     counts = [f"{len(report.ids[kind]):,} {meaning}" for kind, meaning in _MEANINGS.items()]
     out.print(f"{report.same:,} the same, {', '.join(counts)}")
-    out.damage([*report.a.damage, *report.b.damage])
+    out.damage([*report.a.damage, *report.b.damage], 2)
     out.finish(damaged=not report.agrees, not_read=report.not_read, summary=report.as_json())

@@ -6,13 +6,23 @@ import difflib
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import attrs
 
-from msgstore.contract import Buffer, Capability, ConfigError, MsgStoreError, Source, SourceContext, StoreError, StoreIOError
+from msgstore.contract import (
+    Buffer,
+    Capability,
+    ConfigError,
+    MsgStoreError,
+    PluginError,
+    Source,
+    SourceContext,
+    StoreError,
+    StoreIOError,
+)
 from msgstore.files import READ_WHOLE, Files
 from msgstore.jobs.detection import detect, not_recognised, recognised_beneath
 from msgstore.jobs.messages.checked import CheckedSource
@@ -74,7 +84,22 @@ def source_spec(
     _options(catalogue, chosen)
     if accepts is not None and Capability.REFLOW not in catalogue.source(chosen.name).capabilities:
         raise ConfigError(f"--accepts: the source {chosen.name} has records of one layout. Leave the option out.")
-    return SourceSpec(str(path), chosen, time.time_ns() // 1_000_000 if now_ms is None else now_ms, raw, accepts)
+    spec = SourceSpec(str(path), chosen, time.time_ns() // 1_000_000 if now_ms is None else now_ms, raw, accepts)
+    if source is not None:
+        _check_is_of(catalogue, spec, path)
+    return spec
+
+
+def _check_is_of(catalogue: Catalogue, spec: SourceSpec, path: Path) -> None:
+    """Raise StoreError if a source finds no queue, and only others recognise the path."""
+    with suppress(StoreIOError, PluginError):  # of sources that are not asked for
+        found = detect(catalogue, path)
+        if not found or spec.source.name in (name for name, _ in found):
+            return
+        with open_source(spec, catalogue) as opened:
+            if not list(opened.queues()):
+                evidence = f"{found[0][0]} recognises it: {found[0][1].evidence}"
+                raise StoreError(f"{path}: the source {spec.source.name} finds nothing here, and {evidence}")
 
 
 def _options(catalogue: Catalogue, source: Backend) -> object:

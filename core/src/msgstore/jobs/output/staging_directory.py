@@ -8,6 +8,7 @@ comes back.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -214,9 +215,11 @@ def errors(place: Path) -> Iterator[None]:
             raise
         # An outer block names the same. Errors of Arrow have neither.
         cause.filename, cause.strerror = _kept(cause.filename2 or cause.filename or place), cause.strerror or str(cause)
+        about = "space, limits, permissions, the disk"
+        if cause.errno == errno.EACCES:
+            about = "permissions; if executors are another user, umask 0 where the job is started"
         raise StoreIOError(
-            f"{cause.filename}: {cause.strerror}. Nothing was kept; mend the cause (space, limits, permissions, the disk) and "
-            "run the job again."
+            f"{cause.filename}: {cause.strerror}. Nothing was kept; mend the cause ({about}) and run the job again."
         ) from cause
     except Exception as error:
         if (broken := blame(error)) is not None:
