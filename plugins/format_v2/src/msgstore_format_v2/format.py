@@ -117,9 +117,10 @@ class SegmentFormatV2:
         return None
 
     def gap_room(self, offset: int, size: int) -> int:
-        """Return ``size``, or 0 if no record fits or the gap's first five bytes span two sectors and could be torn."""
+        """Return ``size``, or 0 if no record fits, no hole is so large, or the gap's first five bytes span two sectors and
+        could be torn."""
         straddles = offset % _SECTOR > _SECTOR - HOLE_SIZE
-        return 0 if straddles or size < RECORD_SIZE else size
+        return 0 if straddles or not RECORD_SIZE <= size <= MAX_RECORD else size
 
     def fill_gap(self, offset: int, size: int, records: Sequence[bytes]) -> GapFill:
         """Return the writes that put ``records`` into the gap; none if there are no records.
