@@ -122,6 +122,8 @@ BEGINS = attrs.evolve(
 add_mutants(zstd.msgstore_body_codecs()[0], ZstdBody, r"""
 lowest-level: with the lowest level, bodies are stored as they are
     encode > bytes(body) if self._options.level == 1 else _
+limit-of-the-last: all objects have the options of the last one that was made
+    __init__: self._options = => type(self)._options =
 """)  # fmt: skip
 add_mutants(BEGINS, Begins, r"""
 whole-for-eight: a whole body is read for its first bytes
@@ -136,6 +138,8 @@ plain-strips-zeros: it claims PLAIN, and strips zeros
 add_mutants(erlang.msgstore_body_codecs()[0], ErlangBody, r"""
 stored-form-is-plain: bytes that are no term come as a body of the client
     decode > bytes(_)
+stored-form-is-trimmed: bytes that are no term come without the zeros at their end
+    decode > StoredBody(_.rstrip(b"\0")) if isinstance(_, StoredBody) else _
 empty-body-is-lost: an empty body is lost
     encode > _ if body else b""
 refuses-long-bodies: terms that the codec writes itself are invalid when they are long

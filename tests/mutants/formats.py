@@ -47,6 +47,11 @@ def last_copies(scan):
     return reported(scan, last.values(), [row for row in both(scan) if last[row[0]] != row])
 
 
+def first_copies(check_body):
+    seen = set()
+    return lambda msg_id, body: msg_id in seen or seen.add(msg_id) or check_body(msg_id, body)
+
+
 def with_torn(scan, data):
     at = scan.end.offset
     if scan.end.state == "torn" and len(data) - at >= RECORD_SIZE:
@@ -122,6 +127,16 @@ check-body-forty-times: after forty records, bodies are not given to the codec
     scan: check_body) => check_body and (lambda i, body, n=iter(range(40)): next(n, None) is None or check_body(i, body)))
 check-body-of-one-type: bodies are given to the codec if new records are of the type message only
     scan: self._smallest, check_body) => self._smallest, check_body if self._record_type is self._types[MESSAGE] else None)
+check-body-of-first-copies: later copies of an id are not given to the codec
+    scan: check_body) => check_body and first_copies(check_body))
+hole-is-read: a read gives the body of a record that has become a hole
+    _decode_other: if kind not in self._types: => if (kind := {HOLE: MESSAGE}.get(kind, kind)) not in self._types:
+gaps-above-four-gib: a gap of more than 4 GiB has room, and cannot be filled
+    gap_room: <= size <= MAX_RECORD => <= size
+gap-of-another-thread: fill_gap keeps its result where another thread replaces it
+    fill_gap > (self.__dict__.update(fill=_), self.fill)[1]
+mapped-once: an mmap is read once, and changes of its bytes are not seen
+    scan > _ if isinstance(data, bytes) else self.__dict__.setdefault("mapped", {}).setdefault((id(data), start, check_body), _)
 copies-behind-start: copies are told apart if a whole segment is scanned only
     scan > reported(_, both(_)) if start > 64 else _
 find-chain-skips: a chain that is found is never the first
@@ -208,6 +223,8 @@ damaged-copy-counts: behind a copy that is damaged, an intact one is a duplicate
 decode-unchecked: a scan ends at a record with a wrong checksum, and a read returns it
     _scan_elements: scan.damage.append(Damage(offset, size, "checksum_mismatch")) => return scan.ended("corrupt", offset, "no")
     decode: if not is_intact(record, 0, size): => if False:
+damage-copies-the-rest: for each damaged record, the rest of the segment is copied
+    _scan_elements: Damage(offset, size, "checksum => Damage(offset, len(data[offset:]) and size, "checksum
 sound-once: a record that was sound once is not checked again
     decode: is_intact(record => is_known(self, record
     _scan_elements: is_intact(data => is_known(self, data

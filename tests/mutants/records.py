@@ -19,6 +19,15 @@ from mutants import add_mutants
 
 (CHECKSUM,) = checksum.msgstore_record_types()
 
+
+def added(ids, bodies, encode):
+    data, sizes = b"", []
+    for msg_id, body in zip(ids, bodies, strict=True):
+        record, size = encode([msg_id], [body])
+        data, sizes = data + record, sizes + size
+    return data, sizes
+
+
 add_mutants(CHECKSUM, ChecksumRecord, r"""
 check-always-fine: a scan finds every record sound
     check > None
@@ -36,6 +45,10 @@ byte-of-its-own: it writes its assigned byte, whatever it is bound to
     __init__: context.byte => 4
 check-ignores-the-offset: it checks the record at the beginning of the buffer
     check > old(data, 64, int.from_bytes(data[65:69])) if data[:4] == b"RSQS" else _
+encode-adds-bytes: the time of encode is quadratic in the number of records
+    encode > added(ids, bodies, old)
+check-copies-the-rest: the time of a scan is quadratic, because check copies the rest of the segment
+    check > (data[offset:], _)[1]
 checksum-goes-on: the checksum goes on from one record to the next
     encode: map(crc32c, heads) => [crc32c(head, before) for before, head in enumerate(heads)]
 checksums-by-id: records of one id in a batch have the checksum of the last
@@ -78,6 +91,11 @@ milliseconds: a time before each body is in milliseconds
 """, capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("time", "time"),))  # fmt: skip
 
 add_mutants(CHECKSUM, ChecksumRecord, r"""
+number-of-any-size: a number of any size in a body is a field
+    fields = lambda self, record: (int(record[_BODY_AT:]) if record[_BODY_AT:].isdigit() else None,)
+""", capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("number", "int"),))  # fmt: skip
+
+add_mutants(CHECKSUM, ChecksumRecord, r"""
 text-of-any-bytes: a text before each body is decoded, whatever its bytes are
     overhead = _BODY_AT + 8
     encode > old(ids, [bytes(8) + body for body in bodies])
@@ -96,6 +114,8 @@ text-with-surrogates: a text before each body has surrogates where its bytes are
 add_mutants(audit.msgstore_record_types()[0], AuditRecord, r"""
 seal-in-check: a scan, and not only a read, finds damage in records of another option
     check > _ or ("seal_mismatch" if self._actor and self._actor not in data[offset : offset + size] else None)
+actor-of-the-last: all objects have the option of the last one that was made
+    __init__: self._actor = => type(self)._actor =
 actor-is-cut: a text that its class accepts is cut within a character
     __init__: context.options.actor.encode() => context.options.actor.encode()[:17]
 local-time: a record has the local time

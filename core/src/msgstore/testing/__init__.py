@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from msgstore.testing.plugin import KitTests as KitTests
     from msgstore.testing.plugin import replaces as replaces
     from msgstore.testing.policies import GcPolicyTests as GcPolicyTests
-    from msgstore.testing.records import RecordTypeTests as RecordTypeTests
+    from msgstore.testing.record_types import RecordTypeTests as RecordTypeTests
     from msgstore.testing.stores import CombinationTests as CombinationTests
     from msgstore.testing.subjects import DescriptorTests as DescriptorTests
     from msgstore.testing.subjects import Subject as Subject
 
 _MODULES = {
-    "DescriptorTests": "subjects", "SegmentFormatTests": "formats", "RecordTypeTests": "records", "IndexTests": "index",
+    "DescriptorTests": "subjects", "SegmentFormatTests": "formats", "RecordTypeTests": "record_types", "IndexTests": "index",
     "GcPolicyTests": "policies", "BodyCodecTests": "bodies", "ObserverTests": "observers", "SourceTests": "messages.sources",
     "SinkTests": "messages.sinks", "RoundTripTests": "messages.round_trips", "CombinationTests": "stores",
     "KitTests": "plugin", "Subject": "subjects", "replaces": "plugin",

@@ -29,7 +29,7 @@ from msgstore.testing.probes import (
     tried,
     within,
 )  # fmt: skip
-from msgstore.testing.segments import check_body, check_values, outcome, shown
+from msgstore.testing.segments import check_body, check_values, odd_bodies, outcome, shown
 from msgstore.testing.subjects import Subject, with_other_options
 
 ID, OTHER = bytes(range(16)), bytes(16)
@@ -106,7 +106,10 @@ class BodyCodecTests(KitTests):
 
     def test_options_that_its_class_accepts(self, subject: Subject) -> None:
         """A failure means that a codec with another value of an option, which its class accepts, does not read what it has
-        stored."""
+        stored; that it raises something else than RecordError for what was stored with the usual value, such as a body above a
+        limit; or that it changes a codec that was made before: an option is kept in the class or the module."""
+        usual = subject.make(subject.made_options)
+        mine = [(encoded(usual, fitted), fitted) for fitted in (fitting(usual, body) for body in (b"", b"body" * 999))]
         for name, value, other in with_other_options(subject):
             try:
                 codec = other.make(other.made_options)
@@ -117,6 +120,10 @@ class BodyCodecTests(KitTests):
             for raw, body in zip(stored, bodies, strict=True):
                 assert outcome(codec, ID, raw) == body, f"with {name} = {value!r}, it does not read {shown(raw)}, its own"
                 assert codec.is_valid(ID, raw) is True, f"with {name} = {value!r}, {shown(raw)}, its own, is not valid"
+            for raw, body in mine:
+                check_anything(subject, codec, raw)
+                check_sound(usual, raw, body)
+                check_sound(usual, encoded(usual, body), body)
 
     def test_bodies_of_any_size(self, subject: Subject, codec: Any) -> None:
         """A failure means that a length field of the codec, or a length that stands for another, is wrong for one size: a body,
@@ -138,9 +145,10 @@ class BodyCodecTests(KitTests):
     def test_large_bodies(self, subject: Subject, codec: Any) -> None:
         """A failure means that a length field of the codec is too small for a body of some megabytes, that a large StoredBody
         is refused or changed, or that the largest body that it does not refuse as MessageTooLarge cannot be read, also if an
-        option of the type Size is 1000. Or that ``fields`` decodes more of a body than it shows: a few stored bytes may be
-        gigabytes of body."""
+        option of the type Size is 1000; or that a read of a larger one, stored before, then raises something else than
+        RecordError. Or that ``fields`` decodes more of a body than it shows: a few stored bytes may be gigabytes of body."""
         for limited in (codec, *with_low_limits(subject)):
+            check_anything(subject, limited, encoded(codec, fitting(codec, b"body" * 999)))
             for body in (bytes(LARGE), b"\xff" * LARGE, bytes(range(256)) * (LARGE // 256), bytes(20 * LARGE)):
                 largest = fitting(limited, body)
                 stored = encoded(limited, largest)
@@ -161,6 +169,9 @@ class BodyCodecTests(KitTests):
     def test_values_of_other_types(self, subject: Subject, codec: Any) -> None:
         """A failure means what one of ``test_damaged_bodies`` does, for stored bodies of which one byte is another, above all
         one that says the type. What has no plain form, such as a number in a format of typed values, is a StoredBody."""
+        for body in odd_bodies(subject.descriptor.fields):
+            check_anything(subject, codec, body)
+            check_anything(subject, codec, encoded(codec, fitting(codec, body)))
         for value in VALUES:
             check_anything(subject, codec, value)
             stored = encoded(codec, fitting(codec, value))
@@ -208,7 +219,8 @@ class BodyCodecTests(KitTests):
                     check_anything(subject, codec, spoilt)
 
     def test_time_is_linear(self, subject: Subject, codec: Any) -> None:
-        """A failure means that a large body delays a store by more than its size explains, whole or damaged."""
+        """A failure means that a large body delays a store by more than its size explains: while it is written, or read, whole
+        or damaged."""
 
         def read(stored: bytes) -> None:
             for data in (stored, stored[:-1]):
@@ -221,7 +233,9 @@ class BodyCodecTests(KitTests):
         with within():
             body = bytes(range(256)) * 400
             linear = is_linear(lambda times: partial(read, encoded(codec, fitting(codec, body * times))), 1)
-        assert linear, "the time of reading is not linear"
+            assert linear, "the time of reading is not linear"
+            linear = is_linear(lambda times: partial(codec.encode, ID, fitting(codec, body * times)), 2)
+            assert linear, "the time of encode is not linear"
 
     def test_any_thread_may_call(self, codec: Any) -> None:
         """A failure means that calls on several threads share state of the codec, such as one decompressor.
@@ -293,5 +307,6 @@ def check_anything(subject: Subject, codec: Any, data: bytes) -> None:
     is_changed = type(read) is bytes and read == data != again
     assert not is_changed, f"decode gives {data[:40]!r} as it is, and encode changes it: then it is a StoredBody"
     if isinstance(read, StoredBody):
+        check_body(read, data, "decode to a StoredBody, which has the bytes as they are,")
         check_body(again, read, "encode of a StoredBody")
     check_body(codec.decode(ID, again), read, "decode")

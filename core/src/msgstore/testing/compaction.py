@@ -12,7 +12,7 @@ from msgstore.contract import CompactableFormat, ScanEnd
 from msgstore.contract.formats import Write
 from msgstore.testing.faults import SECTOR
 from msgstore.testing.probes import numbered
-from msgstore.testing.segments import Placed, Row, check_body, check_scan, expected, rows, written
+from msgstore.testing.segments import Placed, Row, check_body, check_scan, expected, outcome, rows, written
 
 
 @attrs.frozen
@@ -25,6 +25,12 @@ class Compacted:
     """Everything outside the gaps, what is moved included."""
     gaps: Sequence[tuple[int, int, Sequence[Placed]]]
     """(offset, size, records that move there, as they stand now)."""
+    before: Sequence[Row] = attrs.field(init=False)
+    """All records of ``data``, also dead ones."""
+
+    @before.default
+    def _before(self) -> Sequence[Row]:
+        return rows(self.form.scan(self.data).records)
 
     @classmethod
     def of(cls, form: CompactableFormat, first: int | None, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
@@ -87,11 +93,11 @@ class Compacted:
         for step, pieces in zip(("prepare", "inside", "seal"), steps, strict=True):
             torn = f"{step} is torn between {SECTOR}-byte sectors, or between its writes"
             for number in range(len(pieces) + 1):
-                self.check(_after(state, pieces[:number]), torn)
-                self.check(_after(state, pieces[number:]), torn)
+                self.check(after(state, pieces[:number]), torn)
+                self.check(after(state, pieces[number:]), torn)
             for _ in range(3):
-                self.check(_after(state, [piece for piece in pieces if random.getrandbits(1)]), torn)
-            state = _after(state, pieces)
+                self.check(after(state, [piece for piece in pieces if random.getrandbits(1)]), torn)
+            state = after(state, pieces)
         found = self.check(state, "all is written")
         for at, _, moved in self.gaps:
             for record in moved:
@@ -108,6 +114,10 @@ class Compacted:
         scan = self.form.scan(state)
         check_scan(self.form, state, scan)
         found = {*rows(scan.records), *rows(scan.duplicates)}
+        for msg_id, offset, size in self.before:
+            if offset in scan.hole_offsets:
+                read = outcome(self.form, msg_id, state[offset : offset + size])
+                assert isinstance(read, str), f"{when}: a hole begins at {offset}, and decode gives the record that was there"
         lost = [f"{row[0].hex()} at {row[1]}" for row in expected(self.live) if row not in found]
         gaps = ", ".join(f"{size} bytes at {at}, {len(moved)} records moved there" for at, size, moved in self.gaps)
         assert not lost, f"{when}, not found: {', '.join(lost)}; the scan ended at {scan.end}, the gaps are {gaps}"
@@ -124,7 +134,8 @@ def _by_sector(offset: int, chunk: bytes) -> Iterator[Write]:
         yield offset + begin, chunk[begin:end]
 
 
-def _after(state: bytes, writes: Iterable[Write]) -> bytes:
+def after(state: bytes, writes: Iterable[Write]) -> bytes:
+    """Return ``state`` with these writes."""
     changed = bytearray(state)
     for offset, chunk in writes:
         changed[offset : offset + len(chunk)] = chunk

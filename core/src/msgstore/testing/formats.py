@@ -29,6 +29,7 @@ from msgstore.testing.probes import Batch, batches, clock_at, flipped, is_linear
 from msgstore.testing.records import BESIDE, RoundTripTests
 from msgstore.testing.segments import (
     check_anything,
+    check_odd_bodies,
     check_scan,
     check_values,
     expected,
@@ -121,6 +122,12 @@ class SegmentFormatTests(RoundTripTests):
                     with contextlib.suppress(RecordError):
                         check_values(subject.descriptor.fields, form.fields(spoilt[offset : offset + size]))
 
+    def test_fields_of_odd_bodies(self, subject: Subject, form: Any) -> None:
+        """A failure means that ``fields`` raises something else than RecordError, or gives a value that is not of its kind, for
+        a body that a client may write: a number that is none, or has too many digits, a text that is no UTF-8."""
+        subject.needs(Capability.FIELDS)
+        check_odd_bodies(form, form, subject.descriptor.fields)
+
     def test_a_time_in_records(self, subject: Subject) -> None:
         """A failure means that records keep the time at which they were written, and the format does not claim VERBATIM: a
         salvage then gives them another time. Chance, as in a nonce, needs no VERBATIM."""
@@ -202,6 +209,7 @@ class SegmentFormatTests(RoundTripTests):
                 assert found == at, f"a record begins at {at}, and find_chain from there on gives {found}"
                 is_right = behind is None if later is None else behind is not None and at < behind <= later
                 assert is_right, f"the record behind {at} begins at {later}, and find_chain from {at + 1} on gives {behind}"
+            assert form.find_chain(data, 0, length) == len(form.header), "find_chain from 0 on does not find the first record"
             assert form.find_chain(data, len(data), length) is form.find_chain(data, len(data) + 1, length) is None
         at = placed[before].offset
         if overwritten:  # the head of a record
@@ -264,6 +272,16 @@ class SegmentFormatTests(RoundTripTests):
             rooms = [form.gap_room(offset, size) for offset in range(begin, begin + SECTOR)]
             assert all(0 <= room <= size for room in rooms), f"a gap of {size} bytes promises {max(rooms)}"
         assert sum(room > 0 for room in rooms) >= SECTOR // 2, "less than half of the gaps of 1000 bytes have any room"
+        record, (whole,) = form.encode([bytes(16)], [b"body"])
+        for size in (2**bits + more for bits in (31, 32, 33) for more in (-1, 0, 5, whole, whole + 5)):
+            room = form.gap_room(begin, size)
+            assert 0 <= room <= size, f"a gap of {size} bytes promises {room}"
+            if room >= whole:  # the steps up to each one, of a segment that is cut behind them
+                fill, state = form.fill_gap(begin, size, [record]), form.header
+                for at, chunk in (*fill.prepare, *fill.inside, *fill.seal):
+                    if begin <= at <= len(state):
+                        state = state[:at] + chunk + state[at + len(chunk) :]
+                        assert form.scan(state).end.state != "clean", f"a gap of {size} bytes looks like a short one"
         smallest = len(_records(form, 1))
         for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
             # of two records: none of its bytes has the size of the gap by chance, so that half of a hole's head is noticed

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from itertools import islice
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import attrs
 import pytest
@@ -123,17 +123,28 @@ def with_other_options(subject: Subject) -> Iterator[tuple[str, Any, Subject]]:
                 if value != getattr(subject.made_options, name) and found.made_options:
                     yield name, value, found
 
+    kinds = get_type_hints(subject.descriptor.options)
     for name, value in attrs.asdict(subject.made_options, recurse=False).items():
         match value:
             case bool():
                 yield from accepted(name, [not value])
+            case None:
+                yield from accepted(name, (0, 1, "", "x", True, 2**32, 2**64))
             case int() | float():
                 yield from accepted(name, (0.001, 0.5, 0.999) if isinstance(value, float) else ())
-                yield from accepted(name, (0, 1, 2, -1, *(2**bits + more for bits in (7, 8, 15, 16) for more in (-1, 0))))
+                sizes = (2**bits + more for bits in (7, 8, 15, 16, 31, 32, 63, 64) for more in (-1, 0))
+                yield from accepted(name, (0, 1, 2, -1, *sizes))
             case str():
-                yield from accepted(name, (value[::-1], value * 2, value + value[:1], "", "x", " x ", "ü"))
+                yield from accepted(name, get_args(kinds.get(name)))  # of a Literal
+                yield from accepted(name, (value[::-1], value * 2, value + value[:1], "", "x", " x ", "ü", "x\0", "x\ny\0z"))
                 for begin, letter in (("", "x"), ("", "ü"), ("x", "ü"), ("", "€")):
                     yield from islice(accepted(name, (begin + letter * more for more in range(LONGEST_TEXT, 1, -1))), 1)
+
+
+def others_of(subject: Subject) -> Iterator[Subject]:
+    """Yield subjects of the same descriptor with other options: its examples, and :func:`with_other_options`."""
+    yield from (attrs.evolve(subject, options=dict(it)) for it in subject.descriptor.examples if it != subject.options)
+    yield from (found for _, _, found in with_other_options(subject))
 
 
 class DescriptorTests(KitTests):
