@@ -184,10 +184,12 @@ def test_files_sink_refuses_queues_whose_directories_are_one_to_the_file_system(
     report = run(tmp_path / "m.jsonl", tmp_path / "out", sink="files")
     assert (report.total("written"), report.total("refused")) == (2, 2)
     assert sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.body")) == [
+        "V/b/00000000.body",
         "v/a/00000000.body",
-        "v/b/00000000.body",
     ]
-    assert all("of another queue for one: rename one of the queues" in reason for reason in report.reasons)
+    assert all("the directory of another queue: rename one of the queues" in reason for reason in report.reasons)
+    dry = run(tmp_path / "m.jsonl", tmp_path / "again", sink="files", dry_run=True)
+    assert (dry.total("written"), dry.total("refused")) == (2, 2)
 
 
 def test_selection(tmp_path):

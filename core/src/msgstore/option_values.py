@@ -326,9 +326,9 @@ def _text(value: object, base: Path | None) -> str:
 
 def with_texts(value: object, base: Path) -> object:
     """Return the value of an option, with the texts that it takes from the environment or from files in their places."""
-    if isinstance(value, GivenText):
+    if isinstance(value, GivenText) and value.lstrip().startswith("{"):
         with suppress(ValueError):  # ``structure`` reports it
-            value = value.read(object)
+            value = _parse_table(value)
     if isinstance(value, Mapping):
         with suppress(ValueError):  # a table of the plugin's own
             if is_elsewhere(value):

@@ -192,7 +192,7 @@ def finish(
         out.damage([SpanReport(span.file, span.offset, span.size, span.reason) for span in damage])
     if not_read and not out.as_json:
         out.print()
-        spec = output.columns("what type reason", what=lambda info: str(info.name))
+        spec = output.columns("what type reason", what=lambda info: output.one_line(str(info.name)))
         out.rows("not read, may contain messages", spec, not_read, style="yellow")
     out.finish(damaged=bool(damage or refused), summary=summary)
     if not_read:

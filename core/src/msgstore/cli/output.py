@@ -289,20 +289,17 @@ def plural(number: int, noun: str) -> str:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Bar]:
-    """Yield ``progress(done, total)``, which draws a bar on standard error, or prints a line there every ten seconds. It never
-    goes back: a cluster learns of more tasks on the way."""
+    """Yield ``progress(done, total)``, which draws a bar on standard error, or prints a line there every ten seconds."""
     if not sys.stderr.isatty():
         yield _progress_lines(what)
         return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task, most = bar.add_task(what, total=None), 0.0
+    task = bar.add_task(what, total=None)
 
     def show(done: int, total: int) -> None:
-        nonlocal most
-        most = max(most, done / max(done, total, 1))
         bar.start()  # only now: most stores open at once
-        bar.update(task, completed=most, total=1)
+        bar.update(task, completed=done, total=total)
 
     try:
         yield show
@@ -311,13 +308,12 @@ def progress(what: str) -> Iterator[Bar]:
 
 
 def _progress_lines(what: str) -> Bar:
-    last, most = time.monotonic(), 0
+    last = time.monotonic()
 
     def show(done: int, total: int) -> None:
-        nonlocal last, most
-        most = max(most, 100 * done // max(done, total, 1))
+        nonlocal last
         if (now := time.monotonic()) - last >= LINE_SECONDS:
             last = now
-            note(f"{what}: {most} %")
+            note(f"{what}: {100 * done // max(done, total, 1)} %")
 
     return show

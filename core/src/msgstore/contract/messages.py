@@ -38,8 +38,7 @@ class QueueName:
     def __str__(self) -> str:
         queue = "/".join(str(part) for part in (self.queue, self.partition) if part is not None)
         vhost = None if self.vhost is None else f"vhost {self.vhost}"
-        text = f"{queue} in {vhost}" if queue and vhost else queue or vhost or self.system
-        return text.replace("\r", "\\r").replace("\n", "\\n")  # a name must not look like another line of a report
+        return f"{queue} in {vhost}" if queue and vhost else queue or vhost or self.system
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +93,7 @@ class MessageBatch:
     expiries_ms: Sequence[int | None] | None = None
     """Times at which they expire, in milliseconds since the epoch."""
     certainties: Sequence[str] | None = None
-    """``certain``, ``maybe_consumed`` or ``maybe_duplicate``: :data:`CERTAINTIES`. None: all are ``certain``."""
+    """``certain``, ``maybe_consumed`` or ``maybe_duplicate``: ``CERTAINTIES``. None: all are ``certain``."""
     verified: Sequence[bool | None] | None = None
     """True if a checksum was compared. One that differs is damage, not a message."""
 

@@ -88,9 +88,9 @@ class Sink(Protocol):
     def refused(self, batch: MessageBatch) -> Sequence[tuple[int, str]]:
         """Return (row, reason) of each message that cannot be written. Row 0 is the first of the batch, whatever its position.
         Names of queues may be any text of any length, also ``../a``, ``%``, or with more bytes than a file name takes. Two
-        queues never replace each other's messages, and never become one, unless names are left out; a queue has another system,
-        vhost, name or partition. Writes nothing. A dry run calls nothing else: a sink that refuses a name because of an earlier
-        one remembers names here, and has them in its token.
+        queues are different if their system, vhost, queue or partition is. They never replace each other's messages, and never
+        become one, unless the sink leaves names out. Writes nothing. A dry run calls nothing else: a sink that refuses a name
+        because of an earlier one remembers names here, and has them in its token.
 
         A body is written unchanged, or the message is refused. What else the destination has no place for is left out, or the
         message is refused, as the page of the sink says.

@@ -14,8 +14,8 @@ A complete one, for small files with a message on each line, which are one batch
             yield MessageBatch(name=name, bodies=[raw.removesuffix(b"\n") for raw in raws], positions=rows,
                                states=["ready"] * count, files=[""] * count, offsets=[begins[row] for row in rows],
                                sizes=[len(raw) for raw in raws], raws=raws if self.context.raw else None)
-            for line in torn if len(lines) in range(len(lines) + 1)[first:stop] else ():
-                yield SourceDamage(file="", offset=begins[-1], size=len(line), reason="torn", name=name, messages=1)
+            if torn and first <= len(lines) and (stop is None or len(lines) < stop):
+                yield SourceDamage(file="", offset=begins[-1], size=len(torn[0]), reason="torn", name=name, messages=1)
         def damage(self): return []
         def close(self): pass
 

@@ -24,16 +24,8 @@ def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
     failures: list[StoreIOError | PluginError] = []
     for name in catalogue.names("source"):
         try:
-            descriptor = catalogue.source(name)
-            with catalogue.attribute_errors(descriptor, f"cannot examine {path}"):
-                candidate = descriptor.load_detect()(path)
-                if not isinstance(candidate, Candidate | None):
-                    raise TypeError(f"detect returns {type(candidate).__name__}, not a Candidate")
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename is not None else ""
-            reason = f"{where}{error.strerror or error}"
-            failures.append(StoreIOError(f"{path}: the source {name!r} cannot examine it: {reason}"))
-        except PluginError as error:
+            candidate = detect_one(catalogue, name, path)
+        except (StoreIOError, PluginError) as error:
             failures.append(error)
         else:
             found += [(name, candidate)] if candidate is not None else []
@@ -47,20 +39,32 @@ def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
     return sorted(found, key=lambda one: _ORDER.index(one[1].likelihood))
 
 
+def detect_one(catalogue: Catalogue, name: str, path: Path) -> Candidate | None:
+    """Return what one source says of a path. Raises StoreIOError, PluginError."""
+    descriptor = catalogue.source(name)
+    try:
+        with catalogue.attribute_errors(descriptor, f"cannot examine {path}"):
+            candidate = descriptor.load_detect()(path)
+            if not isinstance(candidate, Candidate | None):
+                raise TypeError(f"detect returns {type(candidate).__name__}, not a Candidate")
+            return candidate
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        raise StoreIOError(f"{path}: the source {name!r} cannot examine it: {where}{error.strerror or error}") from error
+
+
 def not_recognised(catalogue: Catalogue, path: Path) -> str:
     """Return the sentences about a path that no source recognises. They name the directories in it that a source recognises,
     and what failed to load."""
     text = f"{path}: no installed source recognises anything here ({', '.join(catalogue.names('source'))})"
-    if beneath := recognised_beneath(catalogue, path):
-        more = f" and {len(beneath) - _MOST_NAMED} more" if len(beneath) > _MOST_NAMED else ""
-        text += f"; directories in it that are recognised: {', '.join(beneath[:_MOST_NAMED])}{more}"
-    return f"{text}.{catalogue.failed_to_load()}"
-
-
-def recognised_beneath(catalogue: Catalogue, path: Path) -> list[str]:
-    """Return the names of the directories in a path that a source recognises."""
     inner = sorted(child.name for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
-    return [name for name in inner if any(one.likelihood != "perhaps" for _, one in detect(catalogue, path / name))]
+    beneath = [name for name in inner if any(one.likelihood != "perhaps" for _, one in detect(catalogue, path / name))]
+    if beneath:
+        more = f" and {len(beneath) - _MOST_NAMED} more" if len(beneath) > _MOST_NAMED else ""
+        text += (
+            f"; directories in it that are recognised: {', '.join(beneath[:_MOST_NAMED])}{more}. Name one: {path / beneath[0]}"
+        )
+    return f"{text}.{catalogue.failed_to_load()}"
 
 
 def reads_messages(catalogue: Catalogue, path: Path) -> str:

@@ -179,7 +179,7 @@ def _show_report(out: output.Output, report: ConvertReport, title: str, *, dry_r
     out.rows(title, columns, report.queues, optional=tuple(NAME_COLUMNS))
     out.print()
     for reason, number in report.reasons.most_common(MAX_REASONS):
-        out.print(f"refused, {number:,}: {reason}", "yellow")
+        out.print(f"refused, {number:,}: {output.one_line(reason)}", "yellow")
     out.more(len(report.reasons), MAX_REASONS, "reasons")
     names = ("written", "refused", "damaged")
     sums = " + ".join(f"{report.total(name):,} {name}" for name in names)

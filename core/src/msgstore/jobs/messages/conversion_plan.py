@@ -77,7 +77,7 @@ def _digests(backend: Backend, salt: bytes, without: Collection[str] = ()) -> di
     guess, because a journal is a file."""
     options = {name: with_texts(value, backend.base) for name, value in backend.options.items() if name not in without}
     return {
-        name: hashlib.scrypt(encode([name, value]).encode(), salt=salt, n=2**12, r=8, p=1, dklen=32).hex()
+        name: hashlib.scrypt(repr((name, value)).encode("utf-8", "surrogatepass"), salt=salt, n=2**12, r=8, p=1, dklen=32).hex()
         for name, value in options.items()
     }
 
@@ -164,20 +164,21 @@ def check_renames(job: ConvertJob, queues: list[QueueInfo]) -> None:
     """Raise ConfigError if a queue that is to be renamed is not there, or gets the name of another one."""
     known = sorted({info.name.queue for info in queues if info.name.queue is not None})
     for old in job.rename:
-        if old not in known and old not in map(_escaped, known):
+        if old not in known and old not in map(_shown, known):
             raise ConfigError(f"--rename {old}: there is no such queue{nearest(old, known)}")
     names: dict[QueueName, QueueName] = {}
     for info in queues:
         if (other := names.setdefault(renamed(job, info.name), info.name)) != info.name:
-            raise ConfigError(f"--rename: the queues {other} and {info.name} would have one name, {renamed(job, info.name)}")
+            both = f"{_shown(str(other))} and {_shown(str(info.name))}"
+            raise ConfigError(f"--rename: the queues {both} would have one name, {renamed(job, info.name)}")
 
 
 def renamed(job: ConvertJob, name: QueueName) -> QueueName:
     """Return the name of a queue in the destination. ``--rename`` has it as it is, or with the escapes that a message shows."""
     if not job.rename or name.queue is None:
         return name
-    return attrs.evolve(name, queue=job.rename.get(name.queue, job.rename.get(_escaped(name.queue), name.queue)))
+    return attrs.evolve(name, queue=job.rename.get(name.queue, job.rename.get(_shown(name.queue), name.queue)))
 
 
-def _escaped(queue: str) -> str:
-    return repr(queue)[1:-1]
+def _shown(name: str) -> str:
+    return repr(name)[1:-1]

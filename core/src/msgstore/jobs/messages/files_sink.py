@@ -7,6 +7,7 @@ characters that file names must not have as ``%XX``.
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,17 +40,6 @@ def _file_name(part: str) -> str:
     return found.replace(".", "%2E") if found.startswith(".") else found
 
 
-def _has_other_case(top: Path, where: str) -> bool:
-    """Return True if a directory is found under a name that is not listed: the file system ignores the case of letters."""
-    for part in where.split("/"):
-        if not (top / part).exists():
-            return False
-        if top / part not in top.iterdir():
-            return True
-        top /= part
-    return False
-
-
 class FilesSink:
     """Writer of a directory. Messages of a queue have growing positions, so an end for each directory is enough to discard what
     came after a token."""
@@ -60,10 +50,13 @@ class FilesSink:
             context.check_kept([(self._top, 0)])
         self._top.mkdir(exist_ok=True)
         Files().sync_directory(self._top.parent)
+        self._ignores_case = self._top.with_name(self._top.name.swapcase()).exists()
         self._unsynced: set[Path] = set()
         owners = context.token["owners"] if context.token else {}
         self._owners = {where: QueueName(*name) for where, name in owners.items()}
         """Directory to the queue that it holds."""
+        self._places = {self._place(where): where for where in self._owners}
+        """What the file system makes of a directory's name to the directory."""
         self._ends: dict[str, int] = dict(context.token["ends"]) if context.token else {}
         """Directory to the position after its last message. Joined messages do not count: no token is made of them."""
         self._kept = Counter(context.token["bytes"] if context.token else {})
@@ -74,8 +67,8 @@ class FilesSink:
         where, reason = directory_of(batch.name), ""
         if any(len(part) > _MAX_NAME for part in where.split("/")):
             reason = f"the name of the queue is too long for a directory: {where[:60]}..."
-        elif where not in self._owners and _has_other_case(self._top, where):
-            reason = f"the file system takes {where} and the directory of another queue for one: rename one of the queues"
+        elif (other := self._places.setdefault(self._place(where), where)) != where:
+            reason = f"to the file system {where} is {other}, the directory of another queue: rename one of the queues"
         elif self._owners.setdefault(where, batch.name) != batch.name:
             reason = f"the directory {where} holds the queue {self._owners[where]} of another system: convert it alone"
         return [(row, reason) for row in range(len(batch))] if reason else ()
@@ -99,12 +92,15 @@ class FilesSink:
                 raise StoreError(f"{self._target}: the part {part} is not there")
             for path in (found for found in sorted(part.rglob("*")) if found.is_file()):
                 to = self._top / path.relative_to(part)
-                if to.exists():
-                    where = to.parent.relative_to(self._top)
+                where = to.parent.relative_to(self._top).as_posix()
+                if to.exists() or self._places.setdefault(self._place(where), where) != where:
                     raise StoreError(f"{self._target}: two queues have the directory {where}: rename one of them")
                 to.parent.mkdir(parents=True, exist_ok=True)
                 Files().replace(path, to)
                 self._unsynced.add(to)
+
+    def _place(self, where: str) -> str:
+        return unicodedata.normalize("NFC", where).casefold() if self._ignores_case else where
 
     def flush(self) -> Mapping[str, Any]:
         files = Files()

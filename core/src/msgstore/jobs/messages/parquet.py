@@ -21,6 +21,7 @@ from msgstore.contract import (
     SinkContext,
     SourceContext,
     SourceDamage,
+    StoreError,
     StoreIOError,
 )
 from msgstore.files import Files
@@ -249,13 +250,18 @@ class ParquetSink:
 
         self._schema = chosen(context.options.columns)
         self._directory = Path(context.destination)
-        self._sizes: list[int] = list(context.token["sizes"]) if context.token else []
-        """Bytes of each file."""
+        self._files = int(context.token["files"]) if context.token else 0
+        self._bytes = int(context.token["bytes"]) if context.token else 0
+        """Bytes of all files."""
         self._waiting: list[pa.RecordBatch] = []
-        context.check_kept((self._path(number), size) for number, size in enumerate(self._sizes))
+        context.check_kept((self._path(number), 1) for number in range(self._files))
+        if sum(self._path(number).stat().st_size for number in range(self._files)) < self._bytes:
+            raise StoreError(
+                f"{context.target}: an unfinished conversion is there, and has lost a file's end. Begin anew with --restart."
+            )
         self._directory.mkdir(exist_ok=True)
         for left in self._directory.iterdir():  # of an interrupted conversion
-            if int(left.stem.removeprefix("part-").partition(".")[0]) >= len(self._sizes):
+            if int(left.stem.removeprefix("part-").partition(".")[0]) >= self._files:
                 left.unlink()
         for changed in (self._directory, self._directory.parent):
             Files().sync_directory(changed)
@@ -271,18 +277,19 @@ class ParquetSink:
 
     def join(self, parts: Sequence[str]) -> None:
         for path in (file for part in parts for file in sorted(Path(part).iterdir())):
-            self._sizes.append(path.stat().st_size)
-            Files().replace(path, self._path(len(self._sizes) - 1))
+            self._bytes += path.stat().st_size
+            Files().replace(path, self._path(self._files))
+            self._files += 1
         Files().sync_directory(self._directory)
 
     def flush(self) -> Mapping[str, Any]:
         if self._waiting:
             self._write(self._waiting)
             self._waiting = []
-        return {"sizes": self._sizes.copy()}
+        return {"files": self._files, "bytes": self._bytes}
 
     def finish(self) -> None:
-        if not self._sizes:
+        if not self._files:
             self._write([])  # so that readers find the columns
 
     def close(self) -> None:
@@ -297,5 +304,6 @@ class ParquetSink:
 
         content = pa.BufferOutputStream()  # in memory: if the disk is full, pyarrow does not try again
         pq.write_table(pa.Table.from_batches(batches, self._schema), content, compression="zstd")
-        Files().write_file(self._path(len(self._sizes)), [content.getvalue()], sync=True)
-        self._sizes.append(content.getvalue().size)
+        Files().write_file(self._path(self._files), [content.getvalue()], sync=True)
+        self._files += 1
+        self._bytes += content.getvalue().size

@@ -289,7 +289,10 @@ def not_unicode(batch: MessageBatch) -> Sequence[tuple[int, str]]:
     name = (batch.name.system, batch.name.vhost, batch.name.queue)
     columns = (batch.ids, batch.exchanges, batch.routing_keys, batch.properties, batch.headers)
     if not is_unicode(name):
-        return [(row, f"the name {str(batch.name)!r} is not Unicode: rename it with --rename") for row in range(len(batch))]
+        return [
+            (row, f"the name {batch.name.queue or str(batch.name)!r} is not Unicode: rename it with --rename")
+            for row in range(len(batch))
+        ]
     if is_unicode([column and list(column) for column in columns]):
         return ()
     told = "its id, exchange, routing keys, properties or headers have text that is not Unicode"

@@ -24,14 +24,12 @@ from msgstore.contract import (
     StoreIOError,
 )
 from msgstore.files import READ_WHOLE, Files
-from msgstore.jobs.detection import detect, not_recognised, recognised_beneath
+from msgstore.jobs.detection import detect, detect_one, not_recognised
 from msgstore.jobs.messages.checked import CheckedSource
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.option_values import Backend, GivenText, backend_of
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue
-
-_NO_NAME = "''"
 
 
 @attrs.frozen
@@ -53,9 +51,7 @@ def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Ba
         return given
     found = detect(catalogue, path)
     if not found:
-        beneath = recognised_beneath(catalogue, path)
-        hint = f"Name one of them: {path / beneath[0]}" if beneath else "Name a source with --source NAME."
-        raise StoreError(f"{not_recognised(catalogue, path)} {hint}")
+        raise StoreError(f"{not_recognised(catalogue, path)} Name a source with --source NAME.")
     best = [name for name, candidate in found if candidate.likelihood == found[0][1].likelihood]
     if len(best) > 1:
         which = "; ".join(f"{name}: {candidate.evidence}" for name, candidate in found if name in best)
@@ -85,21 +81,24 @@ def source_spec(
     if accepts is not None and Capability.REFLOW not in catalogue.source(chosen.name).capabilities:
         raise ConfigError(f"--accepts: the source {chosen.name} has records of one layout. Leave the option out.")
     spec = SourceSpec(str(path), chosen, time.time_ns() // 1_000_000 if now_ms is None else now_ms, raw, accepts)
-    if source is not None:
+    if source is not None and backend_of(source).name:
         _check_is_of(catalogue, spec, path)
     return spec
 
 
 def _check_is_of(catalogue: Catalogue, spec: SourceSpec, path: Path) -> None:
-    """Raise StoreError if a source finds no queue, and only others recognise the path."""
-    with suppress(StoreIOError, PluginError):  # of sources that are not asked for
-        found = detect(catalogue, path)
-        if not found or spec.source.name in (name for name, _ in found):
+    """Raise StoreError if the source that was named does not recognise the path and finds nothing, and another one does."""
+    with suppress(StoreIOError, PluginError):  # whatever reads it says so
+        if detect_one(catalogue, spec.source.name, path) is not None:
             return
         with open_source(spec, catalogue) as opened:
-            if not list(opened.queues()):
-                evidence = f"{found[0][0]} recognises it: {found[0][1].evidence}"
-                raise StoreError(f"{path}: the source {spec.source.name} finds nothing here, and {evidence}")
+            if list(opened.queues()) or list(opened.damage()):
+                return
+    for name in catalogue.names("source"):
+        with suppress(StoreIOError, PluginError):
+            if (candidate := detect_one(catalogue, name, path)) is not None:
+                what = f"and {name} recognises it: {candidate.evidence}"
+                raise StoreError(f"{path}: the source {spec.source.name} finds nothing here, {what}")
 
 
 def _options(catalogue: Catalogue, source: Backend) -> object:
@@ -164,10 +163,7 @@ def parse_options(given: tuple[str, ...], option: str) -> dict[str, object]:
 
 def nearest(name: str, known: list[str]) -> str:
     """Return the end of an error about an unknown name."""
-    near = difflib.get_close_matches(name, known, n=1)
-    more = f" and {len(known) - 10:,} more" if len(known) > 10 else ""
-    return (
-        f". Did you mean {near[0]!r}?"
-        if near
-        else f". There are: {', '.join(name or _NO_NAME for name in known[:10]) or 'none'}{more}"
-    )
+    if near := difflib.get_close_matches(name, known, n=1):
+        return f". Did you mean {near[0]!r}?"
+    names = ", ".join(repr(one)[1:-1] or "''" for one in known[:10]) or "none"
+    return f". There are: {names}" + (f" and {len(known) - 10:,} more" if len(known) > 10 else "")
