@@ -323,9 +323,8 @@ class LineInterleaver:
         """Seconds for a look. Shorter after each one that waits for a lock, and the fewest."""
         self.steps = 0
         """Steps of the call."""
-        self.longest = 0
-        """Most steps, one after the other, at which one look waited for a lock."""
-        self._waits = 0
+        self.waits = 0
+        """Steps before the end of the call, one after the other, at which one look waited for a lock."""
 
     def run(self, call: Callable[[], object]) -> None:
         """Run ``call``. Raises what ``call`` or a look raised."""
@@ -349,11 +348,11 @@ class LineInterleaver:
                 self._looking.result()
                 self._looking = None
             if self._looking is None:
-                self._waits = 0
                 self._looking = self._pool.submit(self._look)
             self.steps += 1
             if wait([self._looking], self._patience).not_done:
-                self._waits += 1
-                self.longest = max(self.longest, self._waits)
+                self.waits += 1
                 self._patience = max(self._patience / 2, self._least)
+            else:
+                self.waits = 0
         return self._trace

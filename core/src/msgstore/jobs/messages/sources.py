@@ -92,7 +92,7 @@ def _check_is_of(catalogue: Catalogue, spec: SourceSpec, path: Path) -> None:
         if detect_one(catalogue, spec.source.name, path) is not None:
             return
         with open_source(spec, catalogue) as opened:
-            if list(opened.queues()) or list(opened.damage()):
+            if any(True for _ in opened.queues()) or any(True for _ in opened.damage()):
                 return
     for name in catalogue.names("source"):
         with suppress(StoreIOError, PluginError):

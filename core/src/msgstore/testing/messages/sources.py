@@ -267,9 +267,10 @@ class SourceTests(SourceDamageTests):
             files = [path.relative_to(sample) for path in sorted(sample.rglob("*"), reverse=True) if path.is_file()]
             for number, each in enumerate((files, files[::-1])):
                 copy = tmp_path / str(number) / sample.name
+                for directory in (sample, *(path for path in sample.rglob("*") if path.is_dir())):
+                    (copy / directory.relative_to(sample)).mkdir(parents=True, exist_ok=True)
                 for file in each:
-                    (copy / file).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(sample / file, copy / file)
+                    shutil.copy2(sample / file, copy / file)
                 with opened(subject, copy) as source:
                     found = [str(info.name) for info in source.queues()]
                 assert found == names, "a copy of the directory gives the queues in another order"
