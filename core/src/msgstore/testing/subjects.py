@@ -136,7 +136,7 @@ def with_other_options(subject: Subject) -> Iterator[tuple[str, Any, Subject]]:
                 yield from accepted(name, (0, 1, 2, -1, *sizes))
             case str():
                 yield from accepted(name, get_args(kinds.get(name)))  # of a Literal
-                yield from accepted(name, (value[::-1], value * 2, value + value[:1], "", "x", " x ", "ü", "x\0", "x\ny\0z"))
+                yield from accepted(name, (value[::-1], value * 2, value + value[:1], "", "x", " x ", "ü", "x\ny\0z"))
                 for begin, letter in (("", "x"), ("", "ü"), ("x", "ü"), ("", "€")):
                     yield from islice(accepted(name, (begin + letter * more for more in range(LONGEST_TEXT, 1, -1))), 1)
 
