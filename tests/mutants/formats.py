@@ -75,6 +75,8 @@ decode-ignores-the-size: a read does not look at the size
     decode: record[_HEAD] == _pack_head(MESSAGE, len(record), msg_id) => record[:1] == b"\3" and record[5:21] == msg_id
 decode-raises-what-it-likes: a read of other bytes raises another error than RecordError
     _decode_other: raise RecordError("id_mismatch", f"the record has the id {found.hex()}") => raise KeyError(msg_id)
+records-are-a-bytearray: encode gives what its caller can change
+    encode > (bytearray(_[0]), _[1])
 sizes-one-short: the size of each record is one too small
     encode > (_[0], [size - 1 for size in _[1]])
 body-span-one-late: the first byte of a long body is not in it

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from msgstore.contract import BoundRecord, Capability, FormatContext, RecordContext, RecordError, SegmentFormat
+from msgstore.contract import BoundRecord, Capability, FormatContext, GapFill, RecordContext, RecordError, SegmentFormat
 from msgstore.scan.formats import OWN_RECORD
 from msgstore.testing.compaction import Compacted
 from msgstore.testing.faults import SECTOR
@@ -265,7 +265,7 @@ class SegmentFormatTests(RoundTripTests):
     def test_gaps_of_any_size_and_place(self, subject: Subject, form: Any) -> None:
         """A failure means that a gap of some size, or at some place in a sector, is left with bytes that end the scan: what is
         left over behind the moved records may be a single byte. ``gap_room`` may be 0 where nothing can be done. Or that it
-        promises more than there is, or that no gap ever has room, so that nothing is compacted."""
+        promises more than there is, also for a gap of some GiB, or that no gap ever has room, so that nothing is compacted."""
         subject.needs(Capability.COMPACTABLE)
         begin = len(form.header)
         for size in (1, 2, 5, 20, 100, 1000):
@@ -273,15 +273,19 @@ class SegmentFormatTests(RoundTripTests):
             assert all(0 <= room <= size for room in rooms), f"a gap of {size} bytes promises {max(rooms)}"
         assert sum(room > 0 for room in rooms) >= SECTOR // 2, "less than half of the gaps of 1000 bytes have any room"
         record, (whole,) = form.encode([bytes(16)], [b"body"])
+
+        def writes(size: int) -> list[tuple[int, bytes]]:
+            fill = form.fill_gap(begin, size, [record]) if form.gap_room(begin, size) >= whole else GapFill()
+            return [*fill.prepare, *fill.inside, *fill.seal]
+
+        is_short = sum(len(chunk) for _, chunk in writes(2**20)) < 2**16  # it does not write the whole gap
         for size in (2**bits + more for bits in (31, 32, 33) for more in (-1, 0, 5, whole, whole + 5)):
-            room = form.gap_room(begin, size)
-            assert 0 <= room <= size, f"a gap of {size} bytes promises {room}"
-            if room >= whole:  # the steps up to each one, of a segment that is cut behind them
-                fill, state = form.fill_gap(begin, size, [record]), form.header
-                for at, chunk in (*fill.prepare, *fill.inside, *fill.seal):
-                    if begin <= at <= len(state):
-                        state = state[:at] + chunk + state[at + len(chunk) :]
-                        assert form.scan(state).end.state != "clean", f"a gap of {size} bytes looks like a short one"
+            assert 0 <= form.gap_room(begin, size) <= size, f"a gap of {size} bytes promises {form.gap_room(begin, size)}"
+            state = form.header
+            for at, chunk in writes(size) if is_short else ():
+                if begin <= at <= len(state):  # the segment is cut behind what is written up to here
+                    state = state[:at] + chunk + state[at + len(chunk) :]
+                    assert form.scan(state).end.state != "clean", f"a gap of {size} bytes looks like a short one"
         smallest = len(_records(form, 1))
         for at in (0, 100, 256, *range(SECTOR - 24, SECTOR)):
             # of two records: none of its bytes has the size of the gap by chance, so that half of a hole's head is noticed

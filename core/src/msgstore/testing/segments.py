@@ -82,6 +82,7 @@ def written(form: SegmentFormat, *batches: Batch, after: bytes | None = None) ->
     data, everything = form.header if after is None else after, []
     for messages in batches:
         more, sizes = form.encode([msg_id for msg_id, _ in messages], [body for _, body in messages])
+        assert isinstance(more, bytes), f"encode gives a {type(more).__name__}, records are bytes"
         assert len(sizes) == len(messages), f"{len(sizes)} sizes for {len(messages)} records"
         assert sum(sizes) == len(more), f"the sizes are {sum(sizes)} bytes together, the records {len(more)}"
         begins = accumulate(sizes[:-1], initial=len(data))
