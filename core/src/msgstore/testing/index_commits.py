@@ -221,8 +221,9 @@ class IndexCommitTests(KitTests):
             index.freeze(STATE)
             interleaver = LineInterleaver(partial(getattr(index, name), *arguments), 0.1, 0.005)
             interleaver.run(index.commit)
-            where = f"{name} waits for a commit at the last {interleaver.waits} of its {interleaver.steps} steps"
-            assert interleaver.waits * 2 < interleaver.steps, where
+            where = f"{name} waits for a commit at {interleaver.longest} of its {interleaver.steps} steps"
+            is_short = interleaver.steps < 20 and not interleaver.waits  # a few lines under a lock, and one call without it
+            assert is_short or interleaver.longest * 2 < interleaver.steps, where
             index.close(None)
 
     def test_close_releases_everything(self, place: IndexDirectory) -> None:

@@ -323,8 +323,8 @@ class LineInterleaver:
         """Seconds for a look. Shorter after each one that waits for a lock, and the fewest."""
         self.steps = 0
         """Steps of the call."""
-        self.waits = 0
-        """Steps before the end of the call, one after the other, at which one look waited for a lock."""
+        self.waits = self.longest = 0
+        """Steps, one after the other, at which one look waited for a lock: those before the end of the call, and the most."""
 
     def run(self, call: Callable[[], object]) -> None:
         """Run ``call``. Raises what ``call`` or a look raised."""
@@ -352,6 +352,7 @@ class LineInterleaver:
             self.steps += 1
             if wait([self._looking], self._patience).not_done:
                 self.waits += 1
+                self.longest = max(self.longest, self.waits)
                 self._patience = max(self._patience / 2, self._least)
             else:
                 self.waits = 0
