@@ -213,7 +213,7 @@ def test_several_globs_select_the_queues_of_each(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text("".join(f'{{"system":"s","queue":"{queue}","body":"eA=="}}\n' for queue in "abc"))
     assert [row["queue"] for row in json_of("messages", path, "--queue", "a", "--queue", "[cd]")] == ["a", "c"]
-    assert "--queue d: nothing here has such a name" in command("messages", path, "--queue=a", "--queue=d", code=2).output
+    assert "queue d: nothing here has such a name" in command("messages", path, "--queue=a", "--queue=d", code=2).output
 
 
 def test_what_is_not_selected_is_told(tmp_path):

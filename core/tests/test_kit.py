@@ -88,7 +88,7 @@ def test_source_without_sample_fails_with_what_is_missing(pytester):
     ("args", "message"),
     [
         ([], "*say what to test: --msgstore-dist NAME*"),
-        (["--msgstore-dist", "acme-nowhere"], "*'acme-nowhere' is not installed; try: pip install acme-nowhere"),
+        (["--msgstore-dist", "acme-nowhere"], "*'acme-nowhere' is not installed; *try: pip install acme-nowhere"),
         (["--msgstore-dist", "attrs"], "*attrs registers nothing: *entry point in the group 'msgstore'*"),
     ],
 )

@@ -340,7 +340,8 @@ class Catalogue(Loaded):
         elif self.failures:
             message += " Try: mend what failed to load, if it provides that, or install the distribution that does."
         else:
-            message += " Try: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
+            begin = "Otherwise" if self.disabled else "Try"
+            message += f" {begin}: pip install the distribution that provides it. 'msgstore plugins' lists what is installed."
         return PluginError(message)
 
 

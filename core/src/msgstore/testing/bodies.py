@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from random import Random
 from typing import Any, get_type_hints
 
@@ -44,6 +45,8 @@ TEXTS = (
 """Bodies that a codec of texts, or one that looks for compressed bodies, may change."""
 VALUES = (b"", b"0", b"12345", b"true", b"[1, {}]", b'"text"', b"body" * 20)
 """Bodies that are values of another type in a text, or stored after a change of one byte, such as that of the type."""
+_FILLERS = (b"\n", b"\r\n", b" ", b"\0", b"0", b"[", b'"', b"\\", b"=", b"\xff")
+"""Bodies of one text again and again, of which a parser may step over each."""
 _bodies = st.one_of(
     st.binary(max_size=200),
     st.integers(0, 5000).map(bytes),
@@ -236,6 +239,14 @@ class BodyCodecTests(KitTests):
             assert linear, "the time of reading is not linear"
             linear = is_linear(lambda times: partial(codec.encode, ID, fitting(codec, body * times)), 2)
             assert linear, "the time of encode is not linear"
+
+        def fields_of(filler: bytes, is_encoded: bool, times: int) -> Callable[[], object]:
+            return partial(codec.fields, encoded(codec, fitting(codec, filler * times)) if is_encoded else filler * times)
+
+        for filler, is_encoded in product(_FILLERS, (False, True)) if subject.descriptor.fields else ():
+            with within():
+                linear = is_linear(partial(fields_of, filler, is_encoded), 2**16)
+                assert linear, f"the time of fields is not linear, for a body that is {filler!r} again and again"
 
     def test_any_thread_may_call(self, codec: Any) -> None:
         """A failure means that calls on several threads share state of the codec, such as one decompressor.

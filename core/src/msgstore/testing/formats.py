@@ -6,6 +6,7 @@ Those of written segments, which record types have to pass, too, are in :class:`
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -306,6 +307,18 @@ class SegmentFormatTests(RoundTripTests):
         for size in (2**bits + more for bits in (7, 8, 14, 16) for more in (-1, 0, 1)):
             for body in (size - smallest, size, size + 4):  # the gap, a body in it, or what is left over has this size
                 Compacted.of(form, 0, [[max(body, 0)]], [4]).check_crashes(Random(0))
+
+    def test_damaged_holes(self, subject: Subject, form: Any) -> None:
+        """A failure means that a scan hangs, or gives nonsense, where the head of a hole is damaged: its size is zero, or
+        reaches behind the end of the file. Each step of a scan advances."""
+        subject.needs(Capability.COMPACTABLE)
+        state = Compacted.of(form, 4, [[300, 300]], [4]).check_crashes(Random(0))
+        for hole in form.scan(state).hole_offsets:
+            for at, size, filler in itertools.product(range(hole, hole + 32), (1, 2, 4, 8), (b"\0", b"\xff")):
+                damaged = (state[:at] + filler * size + state[at + size :])[: len(state)]
+                with within():
+                    check_scan(form, damaged, form.scan(damaged))
+                    form.find_chain(damaged, at)
 
     def test_golden_segments(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that this version reads segments differently from the version that made the corpus: users would lose

@@ -122,7 +122,7 @@ class GcPolicyTests(KitTests):
 
     def test_options_that_its_class_accepts(self, subject: Subject) -> None:
         """A failure means that with another value of an option, which its class accepts, a plan raises, or asks for what cannot
-        be done; or that with up to 1 the policy never has enough."""
+        be done; or that with a value of up to 1 the policy compacts for ever. Negative numbers are left out."""
         rng = random.Random(1)
         for name, value, other in with_other_options(subject):
             for count in (0, 1, 2, *([9] * 9)) if isinstance(value, str) or value >= 0 else ():

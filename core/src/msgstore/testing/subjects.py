@@ -56,7 +56,7 @@ class Subject:
             name = metadata.distribution(distribution).metadata["Name"]
         except metadata.PackageNotFoundError:
             raise pytest.UsageError(
-                f"--msgstore-dist: {distribution!r} is not installed; try: pip install {distribution}"
+                f"--msgstore-dist: {distribution!r} is not installed; it is no backend's name; try: pip install {distribution}"
             ) from None
         catalogue = load_catalogue()
         if broken := [str(failure) for failure in catalogue.failures if failure.provider.distribution == name]:

@@ -139,9 +139,16 @@ def span_reports(report: SegmentReport) -> list[SpanReport]:
     help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Default: the saved counts of each store, if any.",
 )
 @options.records
+@options.configuration(options.OMIT)
 @options.runner
 @options.as_json
-def inventory(paths: tuple[Path, ...], runner: options.RunnerOptions, out: output.Output, **choices: Any) -> None:
+def inventory(
+    paths: tuple[Path, ...],
+    config_file: Path | None,  # noqa: ARG001 - it was used when it was parsed
+    runner: options.RunnerOptions,
+    out: output.Output,
+    **choices: Any,
+) -> None:
     """Measure PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would free.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob. It is only read, and may be in use. All
@@ -154,7 +161,7 @@ def inventory(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
       msgstore inventory /var/lib/rabbitmq/mnesia --refcounts classes/class=live
       msgstore inventory '/backups/*/msg_store_persistent' --json
     """
-    catalogue = load_catalogue()
+    catalogue = load_catalogue(disabled_plugins())
     job = plan_inventory(catalogue, paths, time.time(), **choices)
     report = runner.run(out, "counting", catalogue, job.size, lambda by, bar: by.inventory(job, bar))
     for store in report.stores:
@@ -204,9 +211,16 @@ def _steps(policy: dict[str, Any]) -> str:
 )
 @options.file("--to", metavar="DIR", help="Write the ids of each class to DIR, as Parquet.")
 @options.records
+@options.configuration(options.OMIT)
 @options.runner
 @options.as_json
-def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: output.Output, **choices: Any) -> None:
+def reconcile(
+    paths: tuple[Path, ...],
+    config_file: Path | None,  # noqa: ARG001 - it was used when it was parsed
+    runner: options.RunnerOptions,
+    out: output.Output,
+    **choices: Any,
+) -> None:
     """Compare the records in PATH with changes of reference counts: find live, garbage, lost and wrongly counted messages.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The records are those
@@ -219,7 +233,7 @@ def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: outpu
       msgstore reconcile /backups/node1 --deltas monday.parquet --deltas tuesday.parquet --to classes
       msgstore salvage /backups/node1 rescued --refcounts classes/class=live
     """
-    catalogue = load_catalogue()
+    catalogue = load_catalogue(disabled_plugins())
     job = plan_reconcile(catalogue, paths, **choices)
     report = runner.run(out, "reconciling", catalogue, job.size, lambda by, bar: by.reconcile(job, bar))
     columns = output.columns(

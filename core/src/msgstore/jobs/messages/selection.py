@@ -51,7 +51,7 @@ def select(
     """Return a selection. Without ``states``: what a restart would deliver. Raises ConfigError."""
     for state in states:
         if state not in STATES:
-            raise ConfigError(f"--state {state}: there is no such state{nearest(state, list(STATES))}")
+            raise ConfigError(f"state {state}: there is no such state{nearest(state, list(STATES))}")
     if first < 0 or (limit is not None and limit < 0):
         raise ConfigError("a position and a limit are at least 0")
     return Selection(vhosts, queues, STATES if everything else states or LISTED, first, limit)
@@ -60,14 +60,14 @@ def select(
 def selected_queues(source: Source, selection: Selection) -> list[QueueInfo]:
     """Return the selected queues, and what is not read. Raises ConfigError if a glob matches none, with the nearest name."""
     found = list(source.queues())
-    for option, globs, names in (
-        ("--vhost", selection.vhosts, {info.name.vhost for info in found}),
-        ("--queue", selection.queues, {info.name.queue for info in found}),
+    for what, globs, names in (
+        ("vhost", selection.vhosts, {info.name.vhost for info in found}),
+        ("queue", selection.queues, {info.name.queue for info in found}),
     ):
         known = sorted(name for name in names if name is not None)
         for glob in globs if found else ():
             if not any(fnmatchcase(name, glob) for name in known):
-                raise ConfigError(f"{option} {glob}: nothing here has such a name{nearest(glob, known)}")
+                raise ConfigError(f"{what} {glob}: nothing here has such a name{nearest(glob, known)}")
     return [info for info in found if not info.read or selection.has(info.name)]
 
 

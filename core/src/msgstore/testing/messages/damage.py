@@ -38,6 +38,8 @@ CLAIMS = (b"\x04", b"\xff\xff\xff\x1f", b"\xff" * 8)
 """High byte of a number of 4 bytes, or of the low ones of 8, in either order; a number of 7 bits in a byte; and -1."""
 _CLAIMS = 64
 """Places of a sample where there are such numbers."""
+_LONGEST, _MOST = 9 * 2**20, 1_200_000
+"""Bytes and messages of the longest file: more than one batch."""
 _LONG = 2**17
 """Bytes of a long file."""
 _CUTS = 24
@@ -117,6 +119,36 @@ class SourceDamageTests(KitTests):
                         if took > 0.05 or filler not in (head, content):  # the longer one is for what takes long for a record
                             break
             file.write_bytes(content)
+
+    def test_a_long_file_is_read_whole(self, subject: Subject, sample: Path) -> None:
+        """A failure means that messages are lost, or come twice, where one batch ends and the next begins. A record is appended
+        again and again, if each of the first copies is a message."""
+        whole = list(batches(subject, sample))
+        for name in sorted({name for batch in whole for name in batch.files}):
+            file = sample / name
+            content = file.read_bytes()
+            places = {place for batch in whole for place in zip(batch.sizes, batch.offsets, batch.files, strict=True)}
+            length, begin = max((size, offset) for size, offset, of in places if of == name)
+            record = content[begin : begin + length]
+            numbers = [self._messages(subject, sample, file, content + record * copies) for copies in range(4)]
+            each = numbers[1] - numbers[0]
+            if each > 0 and numbers == [numbers[0] + each * copies for copies in range(4)]:
+                copies = min(_LONGEST // length + 1, _MOST // each)
+                found = self._messages(subject, sample, file, content + record * copies)
+                expected = numbers[0] + each * copies
+                assert found == expected, f"{file.name}, with a record {copies} times: {found} messages, not {expected}"
+            file.write_bytes(content)
+
+    def _messages(self, subject: Subject, sample: Path, file: Path, content: bytes) -> int:
+        """Return the number of messages with this content of a file; 0 if it is refused."""
+        file.write_bytes(content)
+        try:
+            with opened(subject, sample) as source:
+                return sum(map(len, messages_of(source)))
+        except PluginError:
+            raise
+        except MsgStoreError:
+            return 0
 
     def _read_long(
         self, subject: Subject, sample: Path, file: Path, kept: bytes, filler: bytes, end: bytes, size: int

@@ -82,16 +82,19 @@ class SinkQueueTests(KitTests):
         others = [QueueName(*parts) for parts in (
             ("kit", "v", "b"), ("other", "v", "a"), ("kit", "w", "a"), ("kit", None, "a"), ("kit", "v", "a", 0)
         )]  # fmt: skip
-        for continues in (False, True):
-            same = self._two(subject, tmp_path / str(next(numbers)), (name, name), continues)
-            for other in others:
-                for names in ((name, other), (other, name)):
-                    found = self._two(subject, tmp_path / str(next(numbers)), names, continues)
-                    is_mixed = found is not None and found == same
-                    if is_mixed and other == others[0]:
-                        return  # it leaves out all names
-                    when = "after a continuation, " if continues else ""
-                    assert not is_mixed, f"{when}{names[0]} and {names[1]!r} are one queue"
+        pairs = [(name, other) for other in others]
+        pairs.append((QueueName("kit", "v", "1"), QueueName("kit", None, "v", 1)))  # where what is absent leaves no trace
+        pairs.append((QueueName("kit", "v"), QueueName("kit", None, "v")))
+        for continues, pair, order in itertools.product((False, True), pairs, (1, -1)):
+            names = pair[::order]
+            alone, found = (
+                self._two(subject, tmp_path / str(next(numbers)), two, continues) for two in ((names[0], names[0]), names)
+            )
+            is_mixed = found is not None and found == alone
+            if is_mixed and pair == pairs[0]:
+                return  # it leaves out all names
+            when = "after a continuation, " if continues else ""
+            assert not is_mixed, f"{when}{names[0]!r} and {names[1]!r} are one queue"
 
     def _two(self, subject: Subject, directory: Path, names: Sequence[QueueName], continues: bool) -> object:
         """Write a message of each queue. Return what is there then, or None if one was refused."""

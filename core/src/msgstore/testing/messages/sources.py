@@ -215,7 +215,7 @@ class SourceTests(SourceDamageTests):
             check_rows([{**row, "state": ""} for row in found], [{**row, "state": ""} for row in now], when)
         states = {(before["state"], after["state"]) for before, after in zip(early, late, strict=True) if after["expiry_ms"]}
         for before, after in states:
-            assert before != "expired", "a message has expired in 1970"
+            assert before != "expired", "a message has expired in 1970: the state follows from now_ms and the expiry"
             assert before != "ready" or after == "expired", "a message has not expired after its expiry"
 
     def test_times_are_those_of_any_time_zone(self, subject: Subject, sample: Path) -> None:
