@@ -78,7 +78,7 @@ class Provider:
 
     @property
     def names(self) -> set[str]:
-        """What a configuration may call it in ``disabled``."""
+        """Names of it in ``disabled`` of a configuration."""
         return {self.entry_point, f"{self.distribution}:{self.entry_point}"}
 
     def __str__(self) -> str:

@@ -34,7 +34,7 @@ class Compacted:
 
     @classmethod
     def of(cls, form: CompactableFormat, first: int | None, gaps: Sequence[Sequence[int]], moved: Sequence[int]) -> Compacted:
-        """With bodies of these sizes; of ``moved`` is moved what there is room for. ``first``: None if a gap is first."""
+        """Return one with bodies of these sizes. Of ``moved`` as many move as have room. ``first``: None if a gap is first."""
         sizes = [*([] if first is None else [first]), *(size for gap in gaps for size in (*gap, 9)), *moved]
         random = Random(len(sizes))
         data, placed = written(

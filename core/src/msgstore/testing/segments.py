@@ -180,7 +180,7 @@ def check_anything(form: SegmentFormat, data: bytes, start: int) -> None:
 
 
 def check_chain(form: SegmentFormat, data: bytes, start: int) -> int | None:
-    """What ``find_chain`` finds from ``start`` on, a scan finds, too. Return it."""
+    """Return what ``find_chain`` finds from ``start`` on. Fails if a scan finds nothing there."""
     found = form.find_chain(data, start)
     assert found is None or start <= found < len(data), f"a chain at {found}, asked for from {start} on"
     if found is not None:

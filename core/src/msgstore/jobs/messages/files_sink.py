@@ -56,7 +56,7 @@ class FilesSink:
         self._owners = {where: QueueName(*name) for where, name in owners.items()}
         """Directory to the queue that it holds."""
         self._places = {self._place(where): where for where in self._owners}
-        """What the file system makes of a directory's name to the directory."""
+        """Directory as the file system takes its name, to the directory."""
         self._ends: dict[str, int] = dict(context.token["ends"]) if context.token else {}
         """Directory to the position after its last message. Joined messages do not count: no token is made of them."""
         self._kept = Counter(context.token["bytes"] if context.token else {})
