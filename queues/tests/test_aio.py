@@ -476,8 +476,8 @@ def test_task_that_is_cancelled_closes_its_vhost(tmp_path):
         with pytest.raises(asyncio.CancelledError):
             await task
         async with aio.open_vhost(tmp_path) as opened:
-            received = await (await opened.queue("jobs")).receive()
-            assert received.is_redelivered
+            message = await (await opened.queue("jobs")).receive()
+            assert message.is_redelivered
 
     asyncio.run(test())
 
