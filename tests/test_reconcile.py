@@ -242,7 +242,7 @@ def test_lines_need_no_pyarrow(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     assert list(read_counts(lines)) == [(ID, 1)]
     for path in (parquet, tmp_path):
-        with pytest.raises(ConfigError, match=r"pip install 'msgstore\[parquet\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'pyarrow>=18'"):
             list(read_counts(path))
 
 
@@ -280,7 +280,7 @@ def test_mistakes_are_refused_before_reading(tmp_path, monkeypatch):
         with pytest.raises(error, match=said):
             plan_reconcile(catalogue(), [source], **({"deltas": [deltas]} | options))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'msgstore\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'pyarrow>=18'"):
         plan_reconcile(catalogue(), [source], [deltas])
 
 

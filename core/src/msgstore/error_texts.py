@@ -1,8 +1,11 @@
-"""Text of exceptions in error messages, in one line."""
+"""Parts of error messages: the text of exceptions, in one line, and what installs a distribution of the project."""
 
 from __future__ import annotations
 
 import attrs
+
+CHECKOUT = "pip install ./core ./queues ./libs/* ./plugins/*"
+"""Installs all of the project but what needs Spark, in a checkout."""
 
 
 def said(error: BaseException) -> str:
@@ -15,3 +18,9 @@ def said(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """Return the class of an exception and the first line of its text."""
     return f"{type(error).__name__}: {said(error)}"
+
+
+def install_line(distribution: str) -> str:
+    """Return what installs a distribution of the project."""
+    spark = " './pipeline[java]'" if distribution == "msgstore-spark" else ""
+    return f"pip install {distribution}, or in a checkout: {CHECKOUT}{spark}"

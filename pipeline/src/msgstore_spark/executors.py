@@ -30,6 +30,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
 import msgstore
+from msgstore import error_texts
 from msgstore.contract import ConfigError, RecordTypeDescriptor
 from msgstore.jobs.workers import disabled_plugins
 from msgstore_spark.errors import ExecutorMismatch, SparkUnavailable
@@ -44,7 +45,7 @@ MIN_ARROW_VERSION = 18
 MAX_SHOWN_PATHS = 3
 """Unreadable paths of one executor that an error lists."""
 
-CHECKOUT = "pip install ./core ./queues ./libs/* ./plugins/* ./pipeline, in a checkout"
+CHECKOUT = f"{error_texts.CHECKOUT} ./pipeline, in a checkout"
 
 log = logging.getLogger("msgstore.spark")
 Answer = dict[str, Any]
@@ -235,11 +236,11 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         rows = spark.range(0, slots, 1, slots).select(ask("id")).collect()
     except (PySparkException, Py4JJavaError) as error:
         # The line of the stack trace that gives the reason why a Python worker did not start.
-        known = r"\[PYTHON_VERSION_MISMATCH\].*|Cannot run program \".*|^(?:ModuleNotFound|Import)Error: .*"
-        found = re.search(known, str(error), re.MULTILINE)
+        reasons = r"\[PYTHON_VERSION_MISMATCH\].*|Cannot run program \".*|^(?:ModuleNotFound|Import)Error: .*"
+        found = re.search(reasons, str(error), re.MULTILINE)
         reason = found[0] if found else str(error).strip().splitlines()[0]
         host = re.search(r"\(TID \d+\) \((\S+) executor", str(error))
-        where = f"on {host[1]}" if host else "executors"
+        where = f"on the host that Spark names {host[1]}" if host else "executors"
         python = "Python" if is_remote() else spark.sparkContext.pythonExec
         raise ExecutorMismatch(
             f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON, where this program "

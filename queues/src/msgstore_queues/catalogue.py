@@ -12,6 +12,7 @@ import pluggy
 
 from msgstore.contract import ConfigError, PluginError
 from msgstore.contract.descriptors import Descriptor
+from msgstore.error_texts import install_line
 from msgstore.option_values import Backend, structure
 from msgstore_queues import builtin, hooks
 from msgstore_queues.contract import BackingQueueDescriptor, QueueIndexDescriptor
@@ -45,7 +46,7 @@ class Catalogue:
             return known[name]
         near = difflib.get_close_matches(name, known, 1)
         hints = [f" Did you mean {near[0]!r}?"] if near else []
-        hints += [f" Install it: pip install {KNOWN[name]}"] if name in KNOWN else []
+        hints += [f" Install it: {install_line(KNOWN[name])}"] if name in KNOWN else []
         hints += [f" Not loaded: {'; '.join(self.broken)}"] if self.broken else []
         raise PluginError(f"{where}: no {kind} {name!r} is installed. Installed: {', '.join(sorted(known))}.{''.join(hints)}")
 

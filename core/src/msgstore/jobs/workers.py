@@ -39,7 +39,7 @@ DISABLED = "_MSGSTORE_DISABLED"
 def check_pyarrow(what: str) -> None:
     """Raise ConfigError if pyarrow is missing. ``what`` is the beginning of its message, such as "Parquet is read"."""
     if find_spec("pyarrow") is None:
-        raise ConfigError(f"{what} with pyarrow, which is not installed. Try: pip install 'msgstore[parquet]'")
+        raise ConfigError(f"{what} with pyarrow, which is not installed. Try: pip install 'pyarrow>=18'")
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from msgstore.contract import (
     SinkDescriptor,
     SourceDescriptor,
 )
-from msgstore.error_texts import first_line
+from msgstore.error_texts import first_line, install_line
 from msgstore.plugins.descriptor_checks import extensions_of, missing_names
 from msgstore.plugins.frames import nearest, package_of, package_of_factory, place_of
 from msgstore.plugins.known import KNOWN_BODIES, KNOWN_DISTRIBUTIONS, KNOWN_EXTENSIONS, NOUNS
@@ -302,7 +302,7 @@ class Catalogue(Loaded):
         providers = [found.provider for found, _ in claims]
         ours = ("msgstore", *KNOWN_DISTRIBUTIONS.values())
         third_party = [one for one in providers if one.distribution not in ours]
-        choice = " Or name one with --sink." if kind == "sink" else ""
+        choice = " Or name one (--sink)." if kind == "sink" else ""
         claimed = f"{'files' if claim[0] == '*' else 'URLs'} {' and '.join(sorted({claimed for _, claimed in claims}))}"
         raise PluginError(
             f"{claimed} are claimed by {len(claims)} {NOUNS[kind]}s: {listed}. Keep one: 'pip uninstall' the others' "
@@ -333,7 +333,7 @@ class Catalogue(Loaded):
         elif near := difflib.get_close_matches(name, sorted({found.descriptor.name for found in installed}), n=1):
             message += f" Did you mean {near[0]!r}?"
         elif (kind, name) in KNOWN_DISTRIBUTIONS:
-            message += f" Try: pip install {distribution}"
+            message += f" Try: {install_line(KNOWN_DISTRIBUTIONS[kind, name])}"
         elif distribution:  # anybody may have written it: no line to copy
             message += f" According to the directory, the distribution {distribution!r} provides it: install that only if you "
             message += "trust it."

@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     subjects: Sequence[Subject] = []
     if names := config.getoption("msgstore_dist"):
         if find_spec("hypothesis") is None:
-            raise pytest.UsageError("--msgstore-dist: the kit needs hypothesis, too; try: pip install 'msgstore[testing]'")
+            raise pytest.UsageError("--msgstore-dist: the kit needs hypothesis, too; try: pip install hypothesis")
         subjects = [subject for name in names for subject in msgstore.testing.Subject.registered_by(name)]
     config.pluginmanager.register(_Run(subjects, config.getoption("msgstore_partial").strip()), "msgstore-kit")
 
