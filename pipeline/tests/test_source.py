@@ -386,8 +386,9 @@ def test_wrong_option_is_refused(options, message):
     assert message in str(raised.value)
 
 
-def test_queues_that_are_not_read_are_named(caplog):
-    ReadOptions.of({"path": str(DATA / "rabbitmq-3.10")}).find()
+def test_queues_that_are_not_read_are_named_once(caplog):
+    source = MsgStoreSource({"path": str(DATA / "rabbitmq-3.10")})
+    source.reader(source.schema())
     (line,) = (row.getMessage() for row in caplog.records if "not read" in row.getMessage())
     assert "/queues: not read, may contain messages: queue indexes and " in line
     assert '.option("source", NAME)' in line

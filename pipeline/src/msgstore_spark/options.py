@@ -117,10 +117,6 @@ class ReadOptions:
             found = find_inputs(catalogue, self.paths, records=bound)
         except StoreError as error:
             raise StoreError(_SOURCE_HINT.sub(r'The source \1 can read it: .option("source", "\1") (', str(error))) from error
-        if found.not_read:
-            more = f" and {len(found.not_read) - 1} more" * (len(found.not_read) > 1)
-            what = '%s: not read, may contain messages: %s%s. Queues are read with .option("source", NAME)'
-            log.warning(what, found.not_read[0].path, found.not_read[0].what, more)
         if self.files:
             inputs = tuple(item for item in found.inputs if self._is_wanted(item.path))
             found = attrs.evolve(
@@ -140,6 +136,14 @@ class ReadOptions:
     def _is_wanted(self, path: str) -> bool:
         name = as_text(Path(path).name)
         return all(_COMPARISONS[comparison](name, value) for _, comparison, value in self.files)
+
+
+def warn_of_unread(found: JobInputs) -> None:
+    """Log a warning about files that were recognised and not read, such as those of queues. Called once a query."""
+    if found.not_read:
+        more = f" and {len(found.not_read) - 1} more" * (len(found.not_read) > 1)
+        what = '%s: not read, may contain messages: %s%s. Queues are read with .option("source", NAME)'
+        log.warning(what, found.not_read[0].path, found.not_read[0].what, more)
 
 
 @attrs.frozen

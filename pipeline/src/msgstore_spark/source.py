@@ -25,7 +25,7 @@ from msgstore.jobs.columns.schemas import RECORD
 from msgstore.jobs.inputs import JobInputs
 from msgstore.jobs.messages.columns import MESSAGES
 from msgstore_spark.messages import MessageOptions, MessageReader
-from msgstore_spark.options import ReadOptions
+from msgstore_spark.options import ReadOptions, warn_of_unread
 from msgstore_spark.schemas import MODIFIED, columns, constants_of, full_schema
 from msgstore_spark.streams import NoStream, SegmentStreamReader
 from msgstore_spark.tasks import SegmentPartition, freeze_imports, join_small, name_host, require_directory
@@ -84,6 +84,7 @@ class MsgStoreSource(DataSource):
             return MessageReader(MessageOptions.of(given), schema)
         options = ReadOptions.of(given)
         found = options.find()
+        warn_of_unread(found)
         full, constants = full_schema(options, found)
         return SegmentReader(options, found, *columns(full, schema, options.hint()), constants)
 
@@ -109,7 +110,9 @@ class MsgStoreSource(DataSource):
                 "msgstore: a stream has no mode FAILFAST: what is damage may be a write that goes on. A segment that cannot be "
                 "read fails it in any case; see damage with the relation 'damage' of spark.read"
             )
-        full, constants = full_schema(options, options.find())
+        found = options.find()
+        warn_of_unread(found)
+        full, constants = full_schema(options, found)
         return SegmentStreamReader(options, *columns(full, schema, options.hint()), constants)
 
 
