@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -174,8 +174,13 @@ class GcPolicyTests(KitTests):
         for what, many in {"of any kind": some, **stores}.items():
             check(subject, plan(policy, many), many)
             with within(10 * PATIENCE):
-                linear = is_linear(lambda count, many=many: partial(policy.plan, many[-count:], NOW), 2500)  # type: ignore[misc]
+                linear = is_linear(partial(_planning, policy, many), 2500)
             assert linear, f"the time is not linear, with segments that are {what}"
+
+
+def _planning(policy: Any, segments: Sequence[SegmentStats], count: int) -> Callable[[], object]:
+    """Return the call that plans for the last ``count`` segments."""
+    return partial(policy.plan, segments[-count:], NOW)
 
 
 def plan(policy: Any, segments: Sequence[SegmentStats], now: float = NOW) -> list[Action]:
