@@ -185,8 +185,8 @@ dots-join-names: virtual host and queue are joined by a dot, which both may have
     write: where = directory_of(batch.name) => where = f"{batch.name.vhost}.{batch.name.queue}".replace("/", "%2F")[:200]
 names-have-characters: the length of a name is counted in characters, before it is that of a directory
     refused: where.split("/") => str(batch.name).split("/")
-checks-the-directory-only: files that were flushed and are gone, or have lost their ends, are not missed
-    _discard: if lost := => if False and
+checks-the-directory-only: files that were flushed and are gone, or are not as they were, are not missed
+    _discard: if changed := => if False and
 queues-of-one-name: queues of one name, of two virtual hosts, become one
     refused: directory_of(batch.name), "" => directory_of(attrs.evolve(batch.name, vhost=None)), ""
     refused: != batch.name => and False

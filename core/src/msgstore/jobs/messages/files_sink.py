@@ -120,7 +120,8 @@ class FilesSink:
         pass
 
     def _discard(self) -> None:
-        """Delete what an interrupted conversion has left after its last flush. Raises StoreError if it has left less."""
+        """Delete what an interrupted conversion has left after its last flush. Raises StoreError if the files
+        that were there at that flush are not there as they were."""
         later, kept = list[Path](), Counter[str]()
         for directory, _, names in os.walk(self._top):
             place = Path(directory)
@@ -131,10 +132,10 @@ class FilesSink:
                     later.append(path)
                 else:
                     kept[where] += path.stat().st_size + 1
-        if lost := [where for where, count in self._kept.items() if kept[where] < count]:
+        if changed := [where for where, count in self._kept.items() if kept[where] != count]:
             raise StoreError(
-                f"{self._target}: an unfinished conversion is there, and has lost files of {lost[0]} or their ends. Begin anew "
-                "with --restart."
+                f"{self._target}: an unfinished conversion is there, and the files of {changed[0]} are not as it wrote them. "
+                "Begin anew with --restart."
             )
         for path in later:
             path.unlink()
