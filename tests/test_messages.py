@@ -520,6 +520,28 @@ def test_queue_is_renamed_as_it_is_shown(tmp_path):
     assert {row["queue"] for row in messages(tmp_path / "out.jsonl")} == {"x"}
 
 
+def test_message_is_found_by_its_id(tmp_path):
+    with msgstore.open_store(tmp_path / "store") as store, store.client() as client:
+        client.write_many((f"{number:016}".encode(), b"body %d" % number) for number in range(9))
+    wanted, other = (f"{number:016}".encode().hex() for number in (7, 99))
+    assert "body 7" in (shown := command("messages", tmp_path / "store", "--id", wanted).stdout)
+    assert "body 6" not in shown
+    assert f"no message here has the id {other}" in command("messages", tmp_path / "store", "--id", other).stdout
+    assert "1 written" in command("convert", tmp_path / "store", tmp_path / "one.jsonl", "--id", wanted).stdout
+    assert [row["id"] for row in messages(tmp_path / "one.jsonl")] == [wanted]
+    changed = {"selection": {"ids": (other,)}}
+    assert run(tmp_path / "store", tmp_path / "none.jsonl", **changed).total("selected") == 0
+
+
+def test_queues_of_one_name_show_their_systems(tmp_path):
+    rows = [{"system": system, "queue": "q", "body": ""} for system in ("one", "two")]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for verb in (["queues"], ["convert", "--dry-run"]):
+        shown = command(*verb, tmp_path / "m.jsonl", *([tmp_path / "out.jsonl"] if verb[1:] else [])).stdout
+        assert re.search(r"^ *system +queue ", shown, re.MULTILINE)
+        assert re.search(r"^ *two +q ", shown, re.MULTILINE)
+
+
 def test_option_that_is_given_twice_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--sink-option b: is given twice"):
         parse_options(("b=1", "b=2"), "--sink-option")
@@ -665,6 +687,8 @@ def test_journal_without_a_use_or_in_the_source_is_refused(service, tmp_path):
         run(origin, "acme://x", journal=origin / "journal")
     with pytest.raises(ConfigError, match="takes URLs such as acme://"):
         run(origin, tmp_path / "out", sink="service")
+    with pytest.raises(ConfigError, match="acme://x: is a URL, and the sink jsonl writes a file or directory"):
+        run(origin, "acme://x", sink="jsonl")
 
 
 PROGRAM = """

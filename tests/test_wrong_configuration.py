@@ -447,7 +447,7 @@ def test_sinks_claiming_same_destinations_are_refused(machine, members, claimed,
     machine.install("acme-packs", "1.0", "packs", "msgstore_sinks", descriptor)
     [problem] = msgstore.load_catalogue().problems()
     assert problem.startswith(claimed)
-    assert problem.endswith('disabled = ["acme-packs:packs"]. Or name one with --sink.')
+    assert problem.endswith('disabled = ["acme-packs:packs"]. Or name one (--sink).')
     machine.write_store()
     monkeypatch.chdir(machine.path)
     assert problem in command("convert", machine.store, destination, code=2).stderr
@@ -459,7 +459,7 @@ def test_sinks_claiming_same_destinations_are_refused(machine, members, claimed,
 def test_longest_ending_selects_the_sink(machine):
     descriptor = "SinkDescriptor(name='packs', contract=(1, 0), factory='a:b', endings=('.jsonl.pack', '.p.jsonl'))"
     machine.install("acme-packs", "1.0", "packs", "msgstore_sinks", descriptor)
-    chosen = [choose_sink(msgstore.load_catalogue(), name, None).name for name in ("a.jsonl", "a.p.jsonl", "a.jsonl.pack")]
+    chosen = [choose_sink(msgstore.load_catalogue(), name, None).name for name in ("a.JSONL", "a.p.jsonl", "a.jsonl.Pack")]
     assert chosen == ["jsonl", "packs", "packs"]
 
 
@@ -508,6 +508,8 @@ def test_unrecognised_path_names_what_failed_to_load(machine, verb):
     rocks(machine, head="import rocksdb_bindings")
     (machine.path / "empty").mkdir()
     more = [machine.path / "to.jsonl"] if verb == "convert" else []
+    (machine.path / "empty" / "node.tar.gz").touch()
+    assert "Unpack archives first: node.tar.gz" in command(verb, machine.path / "empty", *more, code=None).output
     told = "Failed to load: acme-rocks 1.4.0 (entry point"
     assert told in " ".join(command(verb, machine.path / "empty", *more, code=None).output.split())
     machine.write_store()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,15 @@ def _queue_or_system(name: QueueName) -> str | None:
     return name.system if name.queue is None and not name.vhost else name.queue
 
 
-NAME_COLUMNS: Mapping[str, Callable[[Any], Any]] = {
-    "vhost": lambda one: output.one_line(one.info.name.vhost),
-    "queue": lambda one: output.one_line(_queue_or_system(one.info.name)),
-    "partition": lambda one: "" if one.info.name.partition is None else one.info.name.partition,
-}
-"""Columns of a table with a row for each queue."""
+def name_columns(queues: Iterable[Any]) -> dict[str, Callable[[Any], Any]]:
+    """Return the columns of the names in a table with a row for each queue. The system has text only if there are several."""
+    several = len({one.info.name.system for one in queues}) > 1
+    return {
+        "system": lambda one: output.one_line(one.info.name.system) if several else "",
+        "vhost": lambda one: output.one_line(one.info.name.vhost),
+        "queue": lambda one: output.one_line(_queue_or_system(one.info.name)),
+        "partition": lambda one: "" if one.info.name.partition is None else one.info.name.partition,
+    }
 
 
 @attrs.frozen
@@ -112,6 +115,7 @@ class SelectionOptions:
 
     vhosts: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
     everything: bool = False
     first: int = 0
@@ -157,6 +161,7 @@ selected = options.bundle(
     SelectionOptions,
     vhosts=click.option("--vhost", "vhosts", multiple=True, metavar="GLOB", help="Virtual hosts. Default: all."),
     queues=click.option("--queue", "queues", multiple=True, metavar="GLOB", help="Queues. Default: all."),
+    ids=click.option("--id", "ids", multiple=True, metavar="ID", help="Messages with this id, as lists show it."),
     states=click.option(
         "--state", "states", multiple=True, metavar="NAME",
         help=f"Messages in this state: {', '.join(STATES)}. Default: {', '.join(LISTED)}.",

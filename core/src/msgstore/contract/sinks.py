@@ -39,7 +39,7 @@ class SinkDescriptor(Descriptor):
     """``factory(context: SinkContext) -> Sink``. Capabilities: JOINS."""
 
     endings: tuple[str, ...] = ()
-    """Endings of destinations that select this sink, such as ``.jsonl``."""
+    """Endings of destinations that select this sink, such as ``.jsonl``, in small or capital letters."""
     schemes: tuple[str, ...] = ()
     """Schemes of URLs that select it, such as ``amqp``. A sink with schemes writes to a service. What is sent there cannot be
     taken back: after a kill, the messages since the last flush are sent again."""

@@ -11,6 +11,7 @@ from msgstore.plugins.catalogue import Catalogue
 log = logging.getLogger("msgstore.bulk")
 _ORDER = ("certain", "likely", "perhaps")
 _MOST_NAMED = 5
+_ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
@@ -35,7 +36,7 @@ def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
     for failure in failures:
         if is_clear and isinstance(failure, StoreIOError):  # a file that the others need not have read
             continue
-        log.warning("%s. The other sources were asked; --source NAME asks one only.", str(failure).rstrip("."))
+        log.warning("%s. The other sources were asked; naming one (source=, --source) asks it only.", str(failure).rstrip("."))
     return sorted(found, key=lambda one: _ORDER.index(one[1].likelihood))
 
 
@@ -55,15 +56,18 @@ def detect_one(catalogue: Catalogue, name: str, path: Path) -> Candidate | None:
 
 def not_recognised(catalogue: Catalogue, path: Path) -> str:
     """Return the sentences about a path that no source recognises. They name the directories in it that a source recognises,
-    and what failed to load."""
+    archives, and what failed to load."""
     text = f"{path}: no installed source recognises anything here ({', '.join(catalogue.names('source'))})"
-    inner = sorted(child.name for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    names = sorted(child.name for child in path.iterdir()) if path.is_dir() else [path.name]
+    inner = [name for name in names if (path / name).is_dir()]
     beneath = [name for name in inner if any(one.likelihood != "perhaps" for _, one in detect(catalogue, path / name))]
     if beneath:
         more = f" and {len(beneath) - _MOST_NAMED} more" if len(beneath) > _MOST_NAMED else ""
         text += (
             f"; directories in it that are recognised: {', '.join(beneath[:_MOST_NAMED])}{more}. Name one: {path / beneath[0]}"
         )
+    if packed := [name for name in names if name.endswith(_ARCHIVES)]:
+        text += f". Unpack archives first: {', '.join(packed[:_MOST_NAMED])}"
     return f"{text}.{catalogue.failed_to_load()}"
 
 

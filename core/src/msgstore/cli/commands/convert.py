@@ -10,13 +10,13 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.message_options import (
     MAX_REASONS,
-    NAME_COLUMNS,
     SelectionOptions,
     SinkOptions,
     SourceOptions,
     accepted,
     finish,
     from_source,
+    name_columns,
     selected,
     source_path,
     to_sink,
@@ -171,17 +171,18 @@ def _renamed(pair: str) -> tuple[str, str]:
 
 
 def _show_report(out: output.Output, report: ConvertReport, title: str, *, dry_run: bool) -> None:
+    names = name_columns(report.queues)
     columns = output.columns(
-        "vhost queue partition selected written refused:yellow damaged bytes:bytes",
-        **NAME_COLUMNS,
+        "system vhost queue partition selected written refused:yellow damaged bytes:bytes",
+        **names,
         damaged=lambda one: count(one.damaged, "bold red"),
     )
-    out.rows(title, columns, report.queues, optional=tuple(NAME_COLUMNS))
+    out.rows(title, columns, report.queues, optional=tuple(names))
     out.print()
     for reason, number in report.reasons.most_common(MAX_REASONS):
         out.print(f"refused, {number:,}: {output.one_line(reason)}", "yellow")
     out.more(len(report.reasons), MAX_REASONS, "reasons")
-    names = ("written", "refused", "damaged")
-    sums = " + ".join(f"{report.total(name):,} {name}" for name in names)
+    ends = ("written", "refused", "damaged")
+    sums = " + ".join(f"{report.total(end):,} {end}" for end in ends)
     what = "dry run, nothing was written: " if dry_run else "" if report.kept is None else f"continued after {report.kept:,}: "
     out.print(f"{what}{plural(report.total('selected'), 'message')} selected = {sums}")

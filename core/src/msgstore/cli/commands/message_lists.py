@@ -14,12 +14,12 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.message_options import (
     MAX_REASONS,
-    NAME_COLUMNS,
     SelectionOptions,
     SourceOptions,
     accepted,
     finish,
     from_source,
+    name_columns,
     selected,
     source_path,
 )
@@ -91,8 +91,9 @@ def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times
     read = [queue for queue in found if queue.info.read]
     out.emit(*(queue.as_json(times=times) for queue in found))
     columns = output.columns(
-        "vhost queue partition type messages bytes:bytes of_these not_counted notes damage" + (" first last" if times else ""),
-        **NAME_COLUMNS,
+        "system vhost queue partition type messages bytes:bytes of_these not_counted notes damage"
+        + (" first last" if times else ""),
+        **name_columns(read),
         type=lambda queue: queue.info.type,
         of_these=lambda queue: _states(queue, chosen.states),
         not_counted=lambda queue: _states(queue, set(STATES) - set(chosen.states)),
@@ -105,7 +106,7 @@ def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times
         f"{path}: {spec.source.name}",
         columns,
         read,
-        optional=("vhost", "partition", "type", "of these", "not counted", "notes", "first", "last"),
+        optional=("system", "vhost", "partition", "type", "of these", "not counted", "notes", "first", "last"),
     )
     out.print()
     out.print(f"{plural(sum(queue.messages for queue in read), 'message')} in {plural(len(read), 'queue')}")
@@ -153,17 +154,19 @@ def messages(
     \b
     Examples:
       msgstore messages /var/spool/kestrel --queue work --limit 10
-      msgstore messages store --as text
+      msgstore messages store --as text --id 31323334353637383930616263646566
       msgstore messages store --all --json | jq -r .body
     """
     spec, chosen = source.spec(path, raw=raw, accepts=accepts), selection.selection()
     refused, others = Counter[str](), Counter[str]()
     damage: list[SourceDamage] = []
     not_read: list[QueueInfo] = []
+    missing = set(chosen.ids)
 
     def batches() -> Iterator[MessageBatch]:
         for item in list_messages(spec, chosen, others):
             if isinstance(item, MessageBatch):
+                missing.difference_update(item.ids or () if missing else ())
                 refused.update(reason for reason in item.refusals or () if reason)
                 yield item
             elif isinstance(item, SourceDamage):
@@ -186,6 +189,8 @@ def messages(
             for batch in batches():
                 for row, body in _with_bodies(batch):
                     _show(line, row, body, view)
+    for wanted in sorted(missing) if chosen.limit is None else ():
+        out.print(f"no message here has the id {wanted}", "yellow")
     for reason, number in refused.most_common(MAX_REASONS):
         out.emit({"kind": "refused", "reason": reason, "messages": number})
         out.print(f"no raw record, {number:,}: {reason}", "yellow")

@@ -89,7 +89,7 @@ def check_columns(path: Path, schema: pa.Schema, *, ignore_others: bool) -> None
     if not ignore_others and (others := [name for name in schema.names if name not in MESSAGES.names]):
         raise StoreError(
             f"{path}: a message does not have the columns {', '.join(others)}. Leave them out, or omit them with the option "
-            f"ignore_others=true of the source (--source-option)."
+            f"ignore_others=true of the source (source=, --source-option)."
         )
     if "body" not in schema.names:
         raise StoreError(f"{path}: there must be a column 'body'; the columns are: {', '.join(schema.names)}")

@@ -58,6 +58,7 @@ class ConvertJob:
             "destination": self.target,
             "--vhost": self.selection.vhosts,
             "--queue": self.selection.queues,
+            "--id": self.selection.ids,
             "--state": self.selection.states,
             "--from-position": self.selection.first,
             "--limit": self.selection.limit,
@@ -104,8 +105,9 @@ def choose_sink(catalogue: Catalogue, destination: str, given: Backend | None) -
     sinks = catalogue.descriptors(SinkDescriptor)
     endings = {ending: sink.name for sink in sinks for ending in sink.endings}
     of_scheme = [sink.name for sink in sinks if separator and scheme in sink.schemes]
+    lowered = destination.rstrip("/").lower()
     longest_first = sorted(endings, key=len, reverse=True)  # *.acme.jsonl is not *.jsonl
-    for name in (*of_scheme, *(endings[one] for one in longest_first if destination.rstrip("/").endswith(one))):
+    for name in (*of_scheme, *(endings[one] for one in longest_first if lowered.endswith(one.lower()))):
         catalogue.claimed_sink(name)
         return attrs.evolve(given, name=name) if given is not None else Backend(name)
     listed = ", ".join(f"*{ending} ({name})" for ending, name in sorted(endings.items()))
@@ -150,6 +152,11 @@ def plan_convert(
         journal = journal or Path(JOURNAL)
         if journal.resolve().is_relative_to(path.resolve()):
             raise ConfigError(f"--journal {journal}: is in the source, in which nothing is written. Name another file.")
+    elif "://" in destination:
+        raise ConfigError(
+            f"{without_password(destination)}: is a URL, and the sink {chosen.name} writes a file or directory. Name one, or "
+            f"leave --sink out."
+        )
     elif journal is not None:
         raise ConfigError(f"--journal: is for a URL. The journal of {destination} is always beside it.")
     spec = source_spec(catalogue, path, source, raw=raw or descriptor.raw, accepts=accepts, now_ms=now_ms)

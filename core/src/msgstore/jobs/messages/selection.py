@@ -19,6 +19,8 @@ class Selection:
     vhosts: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
     """Globs, of which a name matches one. None: every queue, also those without a name."""
+    ids: tuple[str, ...] = ()
+    """Ids as lists show them. None: every message, also those without an id."""
     states: tuple[str, ...] = LISTED
     first: int = 0
     """Position in each queue."""
@@ -31,7 +33,10 @@ class Selection:
         return all(not globs or (text is not None and any(fnmatchcase(text, glob) for glob in globs)) for globs, text in pairs)
 
     def rows(self, batch: MessageBatch, others: Counter[str]) -> MessageBatch:
-        """Return the messages of a batch in the selected states, and count the others by state."""
+        """Return the messages of a batch with the selected ids in the selected states. ``others`` counts those with such an id
+        in other states."""
+        if self.ids:
+            batch = batch.take([row for row, found in enumerate(batch.ids or ()) if found in self.ids])
         wanted = [row for row, state in enumerate(batch.states) if state in self.states]
         if len(wanted) == len(batch):
             return batch
@@ -43,6 +48,7 @@ def select(
     *,
     vhosts: tuple[str, ...] = (),
     queues: tuple[str, ...] = (),
+    ids: tuple[str, ...] = (),
     states: tuple[str, ...] = (),
     everything: bool = False,
     first: int = 0,
@@ -54,7 +60,7 @@ def select(
             raise ConfigError(f"state {state}: there is no such state{nearest(state, list(STATES))}")
     if first < 0 or (limit is not None and limit < 0):
         raise ConfigError("a position and a limit are at least 0")
-    return Selection(vhosts, queues, STATES if everything else states or LISTED, first, limit)
+    return Selection(vhosts, queues, ids, STATES if everything else states or LISTED, first, limit)
 
 
 def selected_queues(source: Source, selection: Selection) -> list[QueueInfo]:

@@ -51,11 +51,11 @@ def choose_source(catalogue: Catalogue, path: Path, given: Backend | None) -> Ba
         return given
     found = detect(catalogue, path)
     if not found:
-        raise StoreError(f"{not_recognised(catalogue, path)} Name a source with --source NAME.")
+        raise StoreError(f"{not_recognised(catalogue, path)} Name a source (source=, --source).")
     best = [name for name, candidate in found if candidate.likelihood == found[0][1].likelihood]
     if len(best) > 1:
         which = "; ".join(f"{name}: {candidate.evidence}" for name, candidate in found if name in best)
-        raise StoreError(f"{path}: several sources can read it ({which}). Name one with --source NAME.")
+        raise StoreError(f"{path}: several sources can read it ({which}). Name one (source=, --source).")
     return attrs.evolve(given, name=best[0]) if given is not None else Backend(best[0])
 
 
@@ -79,7 +79,7 @@ def source_spec(
     chosen = choose_source(catalogue, path, None if source is None else backend_of(source))
     _options(catalogue, chosen)
     if accepts is not None and Capability.REFLOW not in catalogue.source(chosen.name).capabilities:
-        raise ConfigError(f"--accepts: the source {chosen.name} has records of one layout. Leave the option out.")
+        raise ConfigError(f"accepts: the source {chosen.name} has records of one layout. Leave the option out.")
     spec = SourceSpec(str(path), chosen, time.time_ns() // 1_000_000 if now_ms is None else now_ms, raw, accepts)
     if source is not None and backend_of(source).name:
         _check_is_of(catalogue, spec, path)

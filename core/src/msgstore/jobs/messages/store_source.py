@@ -88,7 +88,7 @@ class StoreSource:
         if unknown := sorted((self._accepts or set()) - known):
             self.close()
             there = ", ".join(sorted(known))
-            raise ConfigError(f"--accepts {unknown[0]}: no such record type is installed. There are: {there}")
+            raise ConfigError(f"accepts {unknown[0]}: no such record type is installed. There are: {there}")
         codec = open_codec(body or config.body)
         self._codec = codec if body or any(field.name != PAYLOAD.name for field in codec.fields) else None
         self._is_named = body is not None
