@@ -14,9 +14,9 @@ import pytest
 
 import msgstore
 from msgstore.cli.option_texts import toml_value
-from msgstore.contract import ConfigError, Duration
+from msgstore.contract import ConfigError, Duration, RecordError
 from msgstore.option_values import Backend, GivenText, backend_of, structure, typed
-from support import A, command, json_of
+from support import A, B, command, json_of
 
 KEY = "ab" * 16
 
@@ -309,6 +309,63 @@ def test_options_of_record_types_are_relative_to_the_file(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path / "elsewhere")
     msgstore.load_config(tmp_path / "msgstore.toml").open("a").close()
     command("config", "check", "--config", tmp_path / "msgstore.toml")
+
+
+@pytest.fixture
+def keyed(tmp_path, monkeypatch):
+    """A store with a message of the actor ``us`` and one of ``them``. A reader that has the option refuses other actors."""
+    record = pytest.importorskip("acme_audit_record.record")
+    decode = record.AuditRecord.decode
+
+    def checked(self, data):
+        if self._actor and self._actor != self.fields(data)[1].encode():
+            raise RecordError("other_actor", "it is not that of the configuration")
+        return decode(self, data)
+
+    monkeypatch.setattr(record.AuditRecord, "decode", checked)
+    monkeypatch.setenv("ACTOR", "us")
+    for msg_id, actor in ((A, "us"), (B, "them")):
+        audit = {"use": "v2", "records": {"audit": {"byte": 200, "actor": actor}}}
+        with msgstore.open_store(tmp_path / "a", format=audit, record="audit") as store, store.client() as client:
+            client.write(msg_id, b"body")
+    text = 'record = "audit"\nformat = { use = "v2", records = { audit = { byte = 200, actor = { env = "ACTOR" } } } }\n'
+    (tmp_path / "msgstore.toml").write_text(f'[stores.a]\npath = "a"\n{text}', encoding="utf-8")
+    return tmp_path / "a"
+
+
+def test_check_that_needs_the_configuration(keyed, tmp_path):
+    """As that of a signature: without the key the record is like others, and salvage copies it."""
+    config = ["--config", tmp_path / "msgstore.toml"]
+    assert "2 messages in 1 queue" in command("queues", keyed).stdout
+    for verb in (["messages"], ["queues"], ["convert", tmp_path / "out.jsonl"]):
+        shown = command(verb[0], keyed, *verb[1:], *config, code=1).stdout
+        assert "other_actor" in shown
+    assert [row["id"] for row in json_of("messages", tmp_path / "out.jsonl") if "body" in row] == [A.hex()]
+    error = command("get", "a", B.hex(), *config, code=1).stderr
+    assert "'msgstore salvage' would copy the record; 'msgstore convert STORE DEST --config FILE' leaves it out." in error
+
+
+def test_default_options_of_records_are_said(keyed, tmp_path):
+    said = "the record type audit is written with the defaults of its options (actor); "
+    assert said in command("put", keyed, "03" * 16, stdin=b"x").stderr
+    assert said not in command("put", "a", "04" * 16, "--config", tmp_path / "msgstore.toml", stdin=b"x").stderr
+    with msgstore.open_store(tmp_path / "plain") as store, store.client() as client:
+        client.write(A, b"x")
+    for arguments, is_said in ((["--record", "audit", "--bind", "audit=200"], True), ([], False)):
+        assert (said in command("salvage", tmp_path / "plain", tmp_path / f"new{is_said}", *arguments).stderr) == is_said
+
+
+def test_new_store_has_records_with_options(keyed, tmp_path):
+    """Of a sink, in each way that ``convert`` reads them."""
+    options = ["record=audit", 'records={"audit": {"byte": 200, "actor": {"env": "ACTOR"}}}']
+    given = [part for option in options for part in ("--sink-option", option)]
+    command("convert", keyed, tmp_path / "new", "--sink", "store", *given)
+    config = (tmp_path / "msgstore.toml").read_text(encoding="utf-8").replace('path = "a"', 'path = "new"')
+    (tmp_path / "new.toml").write_text(config, encoding="utf-8")
+    rows = json_of("messages", tmp_path / "new", "--config", tmp_path / "new.toml")
+    assert [row["properties"]["actor"] for row in rows if "body" in row] == ["us", "us"]
+    wrong = ["--sink-option", 'records={"audit": {"byte": 200, "actr": "x"}}']
+    assert "unknown key 'actr'" in command("convert", keyed, tmp_path / "x", "--sink", "store", *wrong, code=2).stderr
 
 
 @pytest.mark.parametrize("place", ["letters", "../letters"])

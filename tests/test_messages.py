@@ -520,6 +520,21 @@ def test_queue_is_renamed_as_it_is_shown(tmp_path):
     assert {row["queue"] for row in messages(tmp_path / "out.jsonl")} == {"x"}
 
 
+def test_references_reach_another_store(tmp_path):
+    """Straight, and through a file."""
+    once, twice = b"once............", b"twice..........."
+    with msgstore.open_store(tmp_path / "store") as store, store.client() as client:
+        client.write_many([(once, b"1"), (twice, b"2")])
+        client.write(twice, b"2")
+    command("convert", tmp_path / "store", tmp_path / "a", "--sink", "store")
+    for ending in ("jsonl", "parquet"):
+        command("convert", tmp_path / "store", tmp_path / f"m.{ending}")
+        command("convert", tmp_path / f"m.{ending}", tmp_path / ending, "--sink", "store")
+    for name in ("a", "jsonl", "parquet"):
+        with msgstore.open_store(tmp_path / name, mode="r") as store:
+            assert {entry.msg_id: entry.references for entry in store.entries()} == {once: 1, twice: 2}
+
+
 def test_message_is_found_by_its_id(tmp_path):
     with msgstore.open_store(tmp_path / "store") as store, store.client() as client:
         client.write_many((f"{number:016}".encode(), b"body %d" % number) for number in range(9))

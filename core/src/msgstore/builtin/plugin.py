@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 from attrs.validators import ge, optional
@@ -66,6 +66,9 @@ class StoreSourceOptions:
     body: Backend | None = None
     """Codec that reads the bodies. Its fields become properties, and its payload the body. None: the codec that the directory
     remembers."""
+    format: Backend | None = None
+    """Format of the store, as a table with the options of record types, such as a key. None: as the directory remembers, and
+    record types have their default options."""
 
 
 @attrs.frozen
@@ -77,8 +80,8 @@ class StoreSinkOptions:
     record: str = "message"
     body: Backend = Backend("raw")
     """Codec that encodes the bodies."""
-    records: Mapping[str, int] = attrs.field(factory=dict)
-    """Type bytes of record types that no format assigns. Records are written with the default options of their type."""
+    records: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    """Record types that no format assigns, each with its type byte, or with a table of ``byte`` and options, such as a key."""
 
 
 @attrs.frozen

@@ -51,12 +51,14 @@ class SourceOptions:
 
     def backend(self, path: Path) -> Backend | None:
         """Return the source, or None if it is to be detected. With options alone, it has no name. If ``path`` is a store in the
-        configuration, its codec has the options that it has there."""
+        configuration, its codec and its record types have the options that they have there."""
         given, base = parse_options(self.source_options, "--source-option"), Path()
-        if self.config_file is not None and self.source in (None, "store") and "body" not in given:
+        if self.config_file is not None and self.source in (None, "store"):
             store = read_config(self.config_file).find(path)
-            if store is not None and store.body.options:
-                given["body"], base = {"use": store.body.name, **store.body.options}, store.body.base
+            for key in ("body", "format") if store is not None else ():
+                backend: Backend = getattr(store, key)
+                if backend.options and key not in given:
+                    given[key], base = {"use": backend.name, **backend.options}, backend.base
         max_age = None if self.max_age is None else GivenText(self.max_age)  # a number is seconds
         short = {name: value for name, value in (("max_age", max_age), ("group", self.group)) if value is not None}
         return _backend(self.source, given, short, base)
@@ -125,7 +127,7 @@ class SelectionOptions:
         return select(**attrs.asdict(self))
 
 
-configured = options.configuration(f"{options.OMIT} Its codec has the options that FILE gives it.")
+configured = options.configuration(f"{options.OMIT} Its codec and record types have the options that FILE gives them.")
 from_source = options.bundle(
     "source",
     SourceOptions,

@@ -11,6 +11,8 @@ import attrs
 
 from msgstore.contract import Duration, Size
 from msgstore.option_values import Backend
+from msgstore.plugins.catalogue import Catalogue
+from msgstore.scan.formats import OWN_RECORD
 
 
 def toml_type(kind: Any) -> str:
@@ -43,6 +45,14 @@ def hinted_fields(kind: Any) -> Iterator[attrs.Attribute[Any]]:
     hints = typing.get_type_hints(kind)
     for field in attrs.fields(kind):
         yield field.evolve(type=hints.get(field.name))
+
+
+def default_options(catalogue: Catalogue, format_name: str, record: str | None) -> str:
+    """Return a sentence about records that are written without a configuration: "" if their type has no options."""
+    if record in (None, OWN_RECORD):
+        return ""
+    names = ", ".join(attrs.fields_dict(catalogue.record(format_name, str(record)).options))
+    return f"the record type {record} is written with the defaults of its options ({names})" if names else ""
 
 
 def toml_value(kind: Any, value: Any) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from math import isfinite
@@ -232,6 +233,13 @@ def values_at(form: OpenFormat, data: Buffer, *columns: Columns) -> dict[int, Va
                 except BrokenPlugin as error:
                     raise BrokenPlugin(f"at offset {offset}: {error}") from error
     return values
+
+
+def passes_scan(form: OpenFormat, record: bytes) -> bool:
+    """Return True if a scan would take the record as intact, whatever ``decode`` says of it."""
+    with suppress(Exception):  # of a plugin: whoever scans the segment is told
+        return len(form.format.scan(form.format.header + record).records) == 1
+    return False
 
 
 def describe(record: WholeRecord) -> Described:

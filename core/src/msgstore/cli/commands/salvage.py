@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output
+from msgstore.cli.option_texts import default_options
 from msgstore.jobs.reports import SETTINGS_DAMAGED, sums
 from msgstore.jobs.salvage import SalvageJob, plan_salvage
 from msgstore.jobs.workers import disabled_plugins
@@ -58,6 +59,8 @@ def salvage(
     catalogue = load_catalogue(disabled_plugins())
     codec = body.codec()
     job = plan_salvage(catalogue, sources, destination, body=codec, check_body=codec, **choices)
+    if defaults := default_options(catalogue, job.target.format, choices["record"]):
+        output.note(f"{defaults}; with convert, --sink-option records gives others")
     run_salvage(job, catalogue, runner, out, "salvaging")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgstore.contract import STATES, MessageBatch, QueueInfo, QueueName, SourceDamage, StoreError, json_value
+from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.contract.messages import CERTAIN, CERTAINTIES
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -126,6 +127,8 @@ MEMBER_TYPES: dict[str, tuple[type, ...]] = {
 """Member to its types. ``body`` must be there."""
 OWN = "msgstore"
 """System of a message that names none."""
+REFERENCES = "references"
+"""Property of a message of a store that has several."""
 _HEX = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -254,6 +257,13 @@ def message_id(batch: MessageBatch, row: int) -> bytes:
         hashlib.sha256(batch.bodies[row]).hexdigest(),
     )  # fmt: skip
     return hashlib.blake2b(encode([None if part is None else str(part) for part in parts]).encode(), digest_size=16).digest()
+
+
+def references_of(batch: MessageBatch, row: int) -> int:
+    """Return the references of a message: those that it had in a store, else 1."""
+    properties = batch.properties[row] if batch.properties is not None and batch.name.system == OWN else None
+    found = (properties or {}).get(REFERENCES)
+    return found if type(found) is int and 1 <= found <= MAX_REFERENCES else 1
 
 
 def parse_line(line: bytes, where: Callable[[], str], *, ignore_others: bool = False) -> dict[str, Any]:

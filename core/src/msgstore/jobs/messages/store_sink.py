@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +17,16 @@ import attrs
 from msgstore.builtin.plugin import StoreSinkOptions
 from msgstore.contract import MessageBatch, MsgStoreError, SinkContext, StoreIOError
 from msgstore.files import Files
-from msgstore.jobs.messages.rows import message_id
+from msgstore.jobs.messages.rows import message_id, references_of
 from msgstore.jobs.output.commit import StoreStaging, numbered_segments
 from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec
 from msgstore.jobs.output.staging_directory import PARTS, sync_tree
 from msgstore.jobs.workers import body_codec
 
 _ID = 16
-_ENTRY = _ID + 8
-"""Bytes of an entry of the list of ids: id, and first bytes of the hash of its body."""
+_REST = struct.Struct(">8sQ")
+"""In the list of ids after the id: first bytes of the hash of its body, and number of references."""
+_ENTRY = _ID + _REST.size
 
 _Encoded = tuple[bytes, bytes | None, str]
 
@@ -42,7 +44,7 @@ class StoreSink:
     """Writer of a store. Queues, order and properties have no place in a store, and are left out.
 
     A part of the store is written for each flush. The list of ids has an entry for each message written: it gives the
-    references.
+    references. A message of a store may come with several: its property ``references``.
     """
 
     def __init__(self, context: SinkContext) -> None:
@@ -63,7 +65,7 @@ class StoreSink:
         self._writer = self._next_part()  # first: it checks the backends
         self._list = open(self._work / "ids", "a+b")  # noqa: SIM115, PTH123 - until close
         self._list.truncate(int(context.token["messages"]) * _ENTRY if context.token else 0)
-        self._hashes = dict(self._entries())
+        self._hashes = {msg_id: digest for msg_id, digest, _ in self._entries()}
         """Id to the hash of its body, for each message that ``refused`` has accepted."""
         self._unwritten: set[bytes] = set()
         """Ids that ``refused`` has accepted and ``write`` has not written yet."""
@@ -107,7 +109,7 @@ class StoreSink:
                 if not reason:
                     self._hashes[msg_id] = digest
                     self._unwritten.add(msg_id)
-            yield msg_id + digest, stored, reason
+            yield msg_id + _REST.pack(digest, references_of(batch, row)), stored, reason
 
     def flush(self) -> Mapping[str, Any]:
         with _os_errors():
@@ -157,11 +159,12 @@ class StoreSink:
         except OSError as error:
             raise StoreIOError(f"{self._context.target}: {error.strerror or error}") from error
 
-    def _entries(self) -> Iterator[tuple[bytes, bytes]]:
+    def _entries(self) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yield id, hash and references of each message."""
         self._list.flush()
         self._list.seek(0)
         while entry := self._list.read(_ENTRY):
-            yield entry[:_ID], entry[_ID:]
+            yield entry[:_ID], *_REST.unpack_from(entry, _ID)
 
     def _counts(self) -> Iterator[tuple[bytes, int]]:
-        return ((msg_id, 1) for msg_id, _ in self._entries())
+        return ((msg_id, references) for msg_id, _, references in self._entries())

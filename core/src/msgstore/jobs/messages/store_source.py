@@ -33,6 +33,7 @@ from msgstore.directory import has_settings
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.stats import StoredMessage
 from msgstore.jobs.inputs import find_inputs, no_segments
+from msgstore.jobs.messages.rows import REFERENCES
 from msgstore.jobs.reading.segment_check import check_segment
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import PAYLOAD, OpenCodec, open_codec, worker_catalogue
@@ -79,6 +80,8 @@ class StoreSource:
         config, body = remembered_config(context.path), context.options.body
         if body and body.name == config.body.name:  # with the options, such as a key
             config = attrs.evolve(config, body=body)
+        if context.options.format:
+            config = attrs.evolve(config, format=context.options.format)
         self._store = open_configured(config, worker_catalogue(), mode="r", live="beside")
         self._client = self._store.client()
         self._accepts = None if context.accepts is None else context.accepts | {OWN_RECORD}
@@ -134,7 +137,7 @@ class StoreSource:
             found = self._described(entry, body) if is_described and isinstance(body, bytes) else (body, None)
             if isinstance(found[0], bytes):
                 bodies.append(bytes(found[0]))  # not a StoredBody
-                described.append(found[1])
+                described.append({REFERENCES: entry.references, **(found[1] or {})} if entry.references > 1 else found[1])
                 kept.append(entry)
                 positions.append(position)
             else:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -55,8 +56,9 @@ class StoreSpec:
     body: Backend = attrs.field(default=Backend("raw"), converter=backend_of)
     """Codec that the store remembers; a name, also as text, or a JSON object with ``use`` and its options. Bodies are given as
     they are stored: nothing is encoded here."""
-    records: tuple[tuple[str, int], ...] = ()
-    """(name, type byte) of the record types to bind. Not needed if the format assigns the byte."""
+    records: tuple[tuple[str, Any], ...] = attrs.field(default=(), repr=False)
+    """(name, type byte) of the record types to bind, or (name, table) with ``byte`` and options. Not needed if the format
+    assigns the byte, and no option is given."""
     file_size_limit: int = StoreConfig(path=Path()).file_size_limit
 
     @property
