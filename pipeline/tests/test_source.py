@@ -28,6 +28,7 @@ from msgstore_spark.options import ReadOptions
 from msgstore_spark.source import MsgStoreSource, SegmentReader, register
 from msgstore_spark.streams import SegmentStreamReader
 from msgstore_spark.tasks import SegmentPartition, absolute, first_copies, map_tasks
+from rabbitmq_nodes import unpack
 
 # -- queries ------------------------------------------------------------------------------------------------------------------
 
@@ -387,11 +388,18 @@ def test_wrong_option_is_refused(options, message):
 
 
 def test_queues_that_are_not_read_are_named_once(caplog):
-    source = MsgStoreSource({"path": str(DATA / "rabbitmq-3.10")})
+    source = MsgStoreSource({"path": str(DATA / "rabbitmq-3.10" / "clean")})
     source.reader(source.schema())
     (line,) = (row.getMessage() for row in caplog.records if "not read" in row.getMessage())
     assert "/queues: not read, may contain messages: queue indexes and " in line
-    assert '.option("source", NAME)' in line
+    assert '.option("source", "rabbitmq")' in line
+
+
+def test_queues_that_a_source_does_not_read_are_named(tmp_path, caplog):
+    source = MsgStoreSource({"path": str(unpack(tmp_path, DATA / "rabbitmq-4.0" / "clean.tar.gz")), "source": "rabbitmq"})
+    source.reader(source.schema()).partitions()
+    [line] = (row.getMessage() for row in caplog.records if "not read, has no rows" in row.getMessage())
+    assert "qq in vhost /" in line
 
 
 def test_segment_whose_format_is_missing_is_an_error(tmp_path, monkeypatch):

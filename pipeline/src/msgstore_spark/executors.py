@@ -244,7 +244,8 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         python = "Python" if is_remote() else spark.sparkContext.pythonExec
         raise ExecutorMismatch(
             f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON, where this program "
-            f"starts, to a Python {fingerprint()['Python']} that is at the same path on every host and on this machine"
+            f"starts, to a Python {fingerprint()['Python']} that is at the same path on every host and on this machine. The "
+            "executors' user must be able to run it, and the interpreter it links to"
         ) from None
     return [json.loads(row[0]) for row in rows]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from msgstore.contract import ConfigError, Source, SourceDamage, StoreError
+from msgstore.contract import ConfigError, QueueInfo, Source, SourceDamage, StoreError
 from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.parallel import QueuePart, queue_parts
 from msgstore.jobs.messages.selection import Selection, select, selected_messages, selected_queues
@@ -22,6 +23,7 @@ from msgstore_spark.options import parse_options, paths_of
 from msgstore_spark.schemas import columns
 from msgstore_spark.tasks import freeze_imports, join_small, name_host, require
 
+log = logging.getLogger("msgstore.spark")
 OPTIONS = {
     "path": "argument of `.load()`: what the source reads",
     "source": "name of a source, such as `rabbitmq`, `kestrel` or `rocketmq`; or a JSON object with `use` and its options",
@@ -85,7 +87,7 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return the parts of all selected queues."""
         with open_source(self._options.spec) as source:
-            queues = [info for info in selected_queues(source, self._options.selection) if info.read]
+            queues = read_queues(selected_queues(source, self._options.selection), self._options)
             if self._options.fail_fast:
                 _refuse(self._options.spec.path, next(iter(source.damage()), None))
             parts = queue_parts(source, self._options.spec, queues)
@@ -109,6 +111,15 @@ class MessageReader(DataSourceReader):
                         _refuse(self._options.spec.path, item)
                     continue
                 yield record_batch(item, self._columns)
+
+
+def read_queues(found: Sequence[QueueInfo], options: MessageOptions) -> list[QueueInfo]:
+    """Return the queues that the source reads. Logs a warning about the others, such as quorum queues, which have no rows."""
+    unread = [info for info in found if not info.read]
+    if unread:
+        more = f" And {len(unread) - 1} more: see msgstore queues." if len(unread) > 1 else ""
+        log.warning("%s: %s: not read, has no rows: %s%s", options.spec.path, unread[0].name, unread[0].reason, more)
+    return [info for info in found if info.read]
 
 
 @contextmanager

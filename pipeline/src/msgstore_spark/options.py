@@ -8,7 +8,7 @@ import logging
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,6 +17,7 @@ import attrs
 
 from msgstore.contract import ConfigError, PluginError, StoreError
 from msgstore.jobs.columns.batches import Condition, as_text
+from msgstore.jobs.detection import detect
 from msgstore.jobs.inputs import NO_FORMAT, JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.output.parts import StoreSpec
 from msgstore.jobs.tasks import TASK_SIZE, group_into_tasks
@@ -138,12 +139,19 @@ class ReadOptions:
         return all(_COMPARISONS[comparison](name, value) for _, comparison, value in self.files)
 
 
-def warn_of_unread(found: JobInputs) -> None:
+def warn_of_unread(found: JobInputs, paths: Sequence[str]) -> None:
     """Log a warning about files that were recognised and not read, such as those of queues. Called once a query."""
     if found.not_read:
         more = f" and {len(found.not_read) - 1} more" * (len(found.not_read) > 1)
-        what = '%s: not read, may contain messages: %s%s. Queues are read with .option("source", NAME)'
-        log.warning(what, found.not_read[0].path, found.not_read[0].what, more)
+        names = [
+            name
+            for path in map(Path, paths)
+            if path.is_dir()
+            for name, _ in detect(worker_catalogue(), path)
+            if name != "store"
+        ]
+        what = '%s: not read, may contain messages: %s%s. Queues are read with .option("source", %s)'
+        log.warning(what, found.not_read[0].path, found.not_read[0].what, more, f'"{names[0]}"' if names else "NAME")
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
 
+import attrs
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -18,7 +19,7 @@ from msgstore.jobs.messages.columns import MESSAGES, record_batch
 from msgstore.jobs.messages.selection import selected_queues
 from msgstore.jobs.messages.sources import open_source
 from msgstore.jobs.workers import worker_catalogue
-from msgstore_spark.messages import MessageOptions, open_on_executor
+from msgstore_spark.messages import MessageOptions, open_on_executor, read_queues
 from msgstore_spark.tasks import freeze_imports
 
 _NAME = [("vhost", pa.string()), ("queue", pa.string()), ("partition", pa.int32())]
@@ -45,9 +46,9 @@ def join_messages(spark: SparkSession, path: str, **options: str) -> DataFrame:
     if found.fail_fast or "orphan" in found.selection.states:
         raise ConfigError("msgstore: bodies are joined in the mode PERMISSIVE, without the state 'orphan'. Use spark.read.")
     with open_source(found.spec) as source:
-        queues = [info.name for info in selected_queues(source, found.selection) if info.read and info.name.queue is not None]
+        queues = read_queues(selected_queues(source, found.selection), found)
         parts = cast("SharedBodiesSource", source).body_parts()
-    rows = [(name.system, name.vhost, name.queue, name.partition) for name in queues]
+    rows = [attrs.astuple(info.name) for info in queues if info.name.queue is not None]
     names = _spread(spark, rows, from_arrow_schema(_QUEUES))
     own = names.mapInArrow(partial(_own, found), from_arrow_schema(_nullable()))
     entries = names.mapInArrow(partial(_entries, found), from_arrow_schema(_ENTRIES))
