@@ -355,6 +355,23 @@ def test_default_options_of_records_are_said(keyed, tmp_path):
         assert (said in command("salvage", tmp_path / "plain", tmp_path / f"new{is_said}", *arguments).stderr) == is_said
 
 
+def test_missing_record_type_is_one_error_of_a_store(keyed, tmp_path):
+    config = tmp_path / "msgstore.toml"
+    config.write_text(f'disabled = ["audit-record"]\n{config.read_text(encoding="utf-8")}', encoding="utf-8")
+    [found] = json_of("config", "check", "--config", config, code=2)
+    [error] = found["errors"]
+    assert "[stores.a]: no installed plugin provides the record type 'audit'" in error
+
+
+def test_type_that_no_directory_remembers_is_named(keyed, tmp_path):
+    (tmp_path / "loose").mkdir()
+    (tmp_path / "loose" / "0.sqs").write_bytes((keyed / "0.sqs").read_bytes())
+    told = "If 200 is the type byte of records, name their type: {} NAME=200 (installed: "
+    assert told.format("--record") in command("scan", tmp_path / "loose", code=1).stdout
+    assert told.format("--source-record") in command("salvage", tmp_path / "loose", tmp_path / "new", code=1).stdout
+    assert "type byte" not in command("scan", tmp_path / "loose", "--record", "audit=200").stdout
+
+
 def test_new_store_has_records_with_options(keyed, tmp_path):
     """Of a sink, in each way that ``convert`` reads them."""
     options = ["record=audit", 'records={"audit": {"byte": 200, "actor": {"env": "ACTOR"}}}']

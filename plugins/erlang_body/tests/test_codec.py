@@ -186,6 +186,9 @@ def test_containers_of_later_brokers_are_read():
     noted = {"id": b"i" * 16, "rk": [b"k", b"cc"], "x": b"fan", b"x-header": b"1"}
     assert message(("mc", "mc_amqpl", AMQPL, noted)) == ("fan", "k", PROPERTIES, b"hello world")
     assert message(("mc", "mc_amqp", V1, noted)) == ("fan", "k", None, b"hello world")
+    for payload, read in ((b"hello", b"hello"), ([b"he", b"llo"], b"hello"), ([b"he", 5], None), (5, None)):
+        assert message(("mc", "mc_mqtt", ("mqtt_msg", 0, 1, b"t/1", 0, 1, payload, {}, 0), noted)) == ("fan", "k", None, read)
+    assert message(("mc", "mc_mqtt", ("mqtt_msg", 1, b"topic"), noted)) == ("fan", "k", None, None)
     assert message(("mc", "mc_amqp", (*V1[:6], 0x77), noted)) == ("fan", "k", None, None)
     assert message(("mc", "mc_amqp", (*V1[:2], BARE[:7], *V1[3:]), noted)) == ("fan", "k", None, None)
     assert message(("mc", "mc_mqtt", ("mqtt_msg",), {"x": b"amq.topic"})) == ("amq.topic", None, None, None)

@@ -83,12 +83,13 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
 
 
 def errors_of(checks: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
-    """Run (place, check) pairs. Return each distinct error, prefixed with its place."""
-    errors = []
+    """Run (place, check) pairs. Return each distinct error, prefixed with its place; none that only leads to another one."""
+    errors: dict[str, str] = {}
     for where, run in checks:
         try:
             run()
         except (MsgStoreError, OSError) as error:
             text = str(error)
-            errors.append(text if text.startswith(where) else f"{where}: {text.replace(f'{where} ', '')}")
-    return list(dict.fromkeys(errors))
+            text = text if text.startswith(where) else f"{where}: {text.replace(f'{where} ', '')}"
+            errors[text] = text.removeprefix(f"{where}: ")
+    return [text for text in errors if not any(text.endswith(end) for other, end in errors.items() if other != text)]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
-from msgstore.contract import Duration, Size
+from msgstore.contract import Duration, RecordTypeDescriptor, Size
+from msgstore.directory import has_settings
+from msgstore.jobs.reports import SpanReport
 from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import Catalogue
-from msgstore.scan.formats import OWN_RECORD
+from msgstore.scan.formats import OWN_RECORD, THIRD_PARTY_BYTES
+
+_UNKNOWN_TYPE = "unrecognised_record_type"
+"""Reason for damage in format v2."""
 
 
 def toml_type(kind: Any) -> str:
@@ -53,6 +59,19 @@ def default_options(catalogue: Catalogue, format_name: str, record: str | None) 
         return ""
     names = ", ".join(attrs.fields_dict(catalogue.record(format_name, str(record)).options))
     return f"the record type {record} is written with the defaults of its options ({names})" if names else ""
+
+
+def unbound_type(spans: Iterable[SpanReport], catalogue: Catalogue, option: str) -> str:
+    """Return a hint if damage begins with a byte that may be the type of a third party's record, in a directory that remembers
+    no types; else ""."""
+    for span in spans:
+        if span.reason == _UNKNOWN_TYPE and not has_settings(Path(span.path).parent):
+            with suppress(OSError), Path(span.path).open("rb") as file:
+                file.seek(span.offset)
+                if (byte := (file.read(1) or b"\0")[0]) in THIRD_PARTY_BYTES:
+                    names = ", ".join(sorted({one.name for one in catalogue.descriptors(RecordTypeDescriptor)} - {OWN_RECORD}))
+                    return f"If {byte} is the type byte of records, name their type: {option} NAME={byte} (installed: {names})."
+    return ""
 
 
 def toml_value(kind: Any, value: Any) -> str:

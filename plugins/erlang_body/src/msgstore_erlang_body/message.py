@@ -36,6 +36,8 @@ def read_message(stored: bytes) -> Message | None:
                 content_parts = _content(inside)
             elif protocol == "mc_amqp":
                 content_parts = None, _amqp_1_0_payload(inside)
+            elif protocol == "mc_mqtt":
+                content_parts = None, _mqtt_payload(inside)
             return _text(annotations.get("x")), _first(annotations.get("rk")), *content_parts
     return None
 
@@ -69,6 +71,16 @@ def _amqp_1_0_payload(message: object) -> bytes | None:
                     return None
                 parts.append(sections[offset - size : offset])
             return b"".join(parts)
+    return None
+
+
+def _mqtt_payload(message: object) -> bytes | None:
+    """Return the payload of an MQTT message of RabbitMQ 4: a binary, or a list of such."""
+    match message:
+        case ("mqtt_msg", _, _, _, _, _, payload, _, _):
+            parts = payload if isinstance(payload, list) else [payload]
+            found = [part for part in parts if isinstance(part, bytes)]
+            return b"".join(found) if len(found) == len(parts) else None
     return None
 
 

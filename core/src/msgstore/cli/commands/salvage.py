@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.option_texts import default_options
+from msgstore.cli.option_texts import default_options, unbound_type
 from msgstore.jobs.reports import SETTINGS_DAMAGED, sums
 from msgstore.jobs.salvage import SalvageJob, plan_salvage
 from msgstore.jobs.workers import disabled_plugins
@@ -92,6 +92,8 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     out.print()
     out.damage(report.damage, len(report.sources))
     options.note_doubt(job.check_body, report.damage, out)
+    if hint := unbound_type(report.damage, catalogue, "--source-record"):
+        out.print(hint, "dim")
     if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
         loss = "bindings of record types and the name of the body codec are lost. Give those of third parties with"
         output.note(f"{loss} --source-record NAME=BYTE and --body NAME.")

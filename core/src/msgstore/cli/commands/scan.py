@@ -12,6 +12,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
+from msgstore.cli.option_texts import unbound_type
 from msgstore.cli.output import count, plural
 from msgstore.contract import CheckBody
 from msgstore.files import Files
@@ -73,7 +74,8 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
       msgstore scan --body erlang msg_store_persistent/0.rdq
       msgstore scan --record checksum=4 --json backup/*.sqs
     """
-    found = find_inputs(load_catalogue(disabled_plugins()), paths, records=records)
+    catalogue = load_catalogue(disabled_plugins())
+    found = find_inputs(catalogue, paths, records=records)
     spans: list[SpanReport] = []
     damaged, has_rest = bool(found.damage), False
 
@@ -96,6 +98,8 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
     options.note_doubt(body.codec(), spans, out)
     if has_rest:
         out.print("A scan stops at a corrupt end. 'msgstore salvage' also finds the intact records after it.", "dim")
+    if hint := unbound_type(spans, catalogue, "--record"):
+        out.print(hint, "dim")
     note_damaged_settings(found)
     out.finish(damaged=damaged, not_read=found.not_read)
 
