@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+from queue import Empty
 from threading import Event, Thread
 from unittest.mock import Mock
 
+import pytest
+
+from msgstore.contract import CorruptRecord
 from msgstore_queues.stores import Bodies
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_queue_stops_at_damaged_body_or_skips_it(opened, tmp_path, at):
+    """Those before it are delivered. With ``skip``, only it is lost, and it is reported."""
+    options = {"store": {"record": "checksum"}, "embed_below": 0}
+    jobs = opened(**options).queue("jobs")
+    for number in range(5):
+        jobs.publish(b"body %d" % number)
+    opened(**options).close()
+    [segment] = (tmp_path / "msg_stores").rglob("0.sqs")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"body %d" % at)] ^= 1
+    segment.write_bytes(data)
+    jobs = opened(**options).queue("jobs")
+    taken = [jobs.receive(block=False) for _ in range(at)]
+    for _ in range(2):
+        with pytest.raises(CorruptRecord, match=f"queue jobs stops at position {at}: .* is damaged .checksum_mismatch.*skip"):
+            jobs.receive(block=False)
+    assert [one.body for one in taken] == [b"body %d" % number for number in range(at)]
+    jobs = opened(**options, damaged="skip").queue("jobs")
+    found = [jobs.receive(block=False) for _ in range(4)]
+    assert [one.body for one in found] == [b"body %d" % number for number in range(5) if number != at]
+    with pytest.raises(Empty):
+        jobs.receive(block=False)
+    jobs.ack(*found)
+    assert not len(opened(**options).queue("jobs"))
 
 
 def test_two_first_users_open_store_once(tmp_path):

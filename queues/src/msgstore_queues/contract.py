@@ -213,7 +213,7 @@ class Bodies(Protocol):
         """Store a message, or add a reference to it."""
 
     def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the terms of those that are there."""
+        """Return the terms of those that are there. Raises CorruptRecord for one that is damaged, unless those are skipped."""
 
     def remove(self, ids: Iterable[bytes]) -> None:
         """Remove a reference of each id."""
@@ -246,7 +246,8 @@ class BackingQueue(Protocol):
 
     def fetch(self) -> Delivery | None:
         """Take the first ready message; None if there is none. A message that cannot be read is skipped and acknowledged, and
-        the log says so. Raises OSError, MsgStoreError; nothing is changed then."""
+        the log says so. Raises OSError, MsgStoreError; nothing is changed then. So does a damaged message of a message store,
+        which is left out if the vhost skips those."""
 
     def peek(self) -> Message | None:
         """Return the first ready message, which stays. Raises as ``fetch``."""

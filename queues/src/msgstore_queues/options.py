@@ -15,6 +15,7 @@ Layout = Literal["own", "rabbitmq-3.10"]
 Overflow = Literal["block", "reject", "drop-head"]
 Items = Literal["bytes", "json", "pickle"]
 Restart = Literal["continue", "stop"]
+Damaged = Literal["stop", "skip"]
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +77,10 @@ class VHostOptions:
     layout: Layout = "own"
     """``"rabbitmq-3.10"``: a directory that RabbitMQ 3.10 wrote, or boots on: the data directory of a node that is not
     running, with the queues declared in it. Segments are ``*.rdq`` then."""
+    damaged: Damaged = "stop"
+    """What follows if the body of a message in a message store is damaged. ``"stop"``: those before it are delivered, then each
+    call that takes a message raises CorruptRecord, with the position. ``"skip"``: it is acknowledged, and reported as lost; a
+    wrong key of the store would skip all."""
     restart: Restart = attrs.field(default="continue", validator=in_(("continue", "stop")))
     """What follows if a message store fails more than 3 times in 5 minutes, or the vhost cannot be opened again after a
     failure. The vhost is down in any case: ``"continue"`` lets its calls raise errors, and other vhosts go on; ``"stop"`` also

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from msgstore import Client, Store, StoredBody
-from msgstore.contract import BrokenPlugin, MessageNotFound, StoreClosed
+from msgstore.contract import BrokenPlugin, CorruptRecord, MessageNotFound, StoreClosed
 from msgstore_queues.errors import StoreFailed
 
 OpenStore = Callable[..., Store]
@@ -21,8 +21,10 @@ class Bodies:
     """Implements :class:`msgstore_queues.contract.Bodies`. The store is opened before, or when it is first used. Calls raise
     StoreFailed if the store does not work any more."""
 
-    def __init__(self, path: Path, open_store: OpenStore, keys: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, open_store: OpenStore, keys: Mapping[str, Any], *, skips_damaged: bool = False) -> None:
+        """``skips_damaged``: a damaged message is left out, as one that is not there."""
         self._path = path
+        self._skips_damaged = skips_damaged
         self._open_store = open_store
         self._keys = keys
         self._store: Store | None = None
@@ -55,7 +57,17 @@ class Bodies:
 
     def read_many(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         with self._failures():
-            return self._used().read_many(ids)
+            client, ids = self._used(), list(ids)
+            try:
+                return client.read_many(ids)
+            except CorruptRecord:
+                if not self._skips_damaged:
+                    raise
+            found = {}
+            for msg_id in ids:
+                with suppress(CorruptRecord, MessageNotFound):
+                    found[msg_id] = client.read(msg_id)
+            return found
 
     def remove(self, ids: Iterable[bytes]) -> None:
         self._is_flushed = False

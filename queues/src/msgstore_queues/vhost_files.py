@@ -52,9 +52,9 @@ class VHostFiles:
         """True if a queue has failed. References of its bodies may be left over, so the next start has to count them."""
         self._backings: dict[str, tuple[BackingQueue, Remembered]] = {}
         self._queues: dict[str, Queue] = {}
-        keys = options.store_keys
+        keys, skips = options.store_keys, options.damaged == "skip"
         self._make_stores = (
-            partial(Bodies, self.directory / directories.PERSISTENT, open_store, keys),
+            partial(Bodies, self.directory / directories.PERSISTENT, open_store, keys, skips_damaged=skips),
             partial(Bodies, self.directory / directories.TRANSIENT, open_store, {**keys, "durability": "os"}),
         )
         self._stores: Sequence[Bodies] = ()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from operator import attrgetter
 
+from msgstore.contract import CorruptRecord
 from msgstore_queues.backing.parts import BodyRun, Delta, Held
 from msgstore_queues.contract import NO_ENTRIES, BackingQueueContext, Bodies, Message
 from msgstore_queues.message import NO_PROPERTIES
@@ -190,7 +191,11 @@ class FiveParts:
         while self._q3:
             _, stop = self._index.segment(self._q3[0].position)
             chunk = [held for held in islice(self._q3, READ_AHEAD) if held.position < stop]
-            messages = self._messages(chunk)
+            try:
+                messages = self._messages(chunk)
+            except CorruptRecord:  # those before it are delivered
+                del chunk[1:]
+                messages = self._message_or_stop(chunk[0])
             if len(chunk) == len(self._q3) and self._delta.count:
                 self._extend_q3()
             lost = []
@@ -208,6 +213,18 @@ class FiveParts:
         if not self._q4:
             self._unpack(READ_AHEAD)
         return bool(self._q4)
+
+    def _message_or_stop(self, held: Held) -> list[Message | None]:
+        """Return a message alone. Raises CorruptRecord with its position if it is damaged."""
+        try:
+            return self._messages([held])
+        except CorruptRecord as error:
+            raise CorruptRecord(
+                f"queue {self._shown} stops at position {held.position}: its message, in {error.path} at offset {error.offset}"
+                f", is damaged ({error.reason}). Compare the options of the store first, such as a key. To skip damaged "
+                'messages, open the vhost with damaged = "skip".',
+                reason=error.reason, path=error.path, offset=error.offset, msg_id=error.msg_id,
+            ) from error  # fmt: skip
 
     def _extend_q3(self) -> None:
         """Move the first segment of delta that has messages behind q3. Raises OSError before it changes anything."""
