@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from queue import Empty
 from threading import Event, Thread
 from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 
+from msgstore.cli.main import main
 from msgstore.contract import CorruptRecord
 from msgstore_queues.stores import Bodies
 
@@ -57,3 +61,15 @@ def test_two_first_users_open_store_once(tmp_path):
     bodies.read_many([])
     other.join()
     assert len(opened) == 1
+
+
+def test_messages_of_store_with_another_record_type_are_listed(opened, tmp_path):
+    """By the tools, which need no options of the vhost: the directory remembers the type."""
+    jobs = opened(store={"record": "checksum"}, embed_below=0).queue("jobs")
+    for number in range(3):
+        jobs.publish(b"body %d" % number)
+    jobs.vhost.close()
+    done = CliRunner().invoke(main, ["messages", str(tmp_path), "--source", "rabbitmq", "--json"])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [b64decode(row["body"]) for row in rows] == [b"body 0", b"body 1", b"body 2"]

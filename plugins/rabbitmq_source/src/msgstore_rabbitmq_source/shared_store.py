@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -15,7 +16,17 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from msgstore import load_catalogue
-from msgstore.contract import Buffer, FormatContext, SegmentFormat, SourceContext, SourceDamage
+from msgstore.contract import (
+    BoundRecord,
+    Buffer,
+    Capability,
+    FormatContext,
+    MsgStoreError,
+    RecordContext,
+    SegmentFormat,
+    SourceContext,
+    SourceDamage,
+)
 from msgstore_rabbitmq_source.layout import VhostFiles, joined
 from rabbitmq_files.messages import MessageError, read_message
 
@@ -44,13 +55,19 @@ class Place:
 
 
 @cache
-def segment_formats() -> dict[str, SegmentFormat]:
-    """Return the installed format of each extension of segments."""
+def segment_formats(types: tuple[tuple[str, int], ...] = ()) -> dict[str, SegmentFormat]:
+    """Return the installed format of each extension of segments. ``types``: names and type bytes of record types. Raises
+    PluginError for one that is not installed."""
     catalogue = load_catalogue()
     found = {}
     for extension, name in catalogue.formats_by_extension().items():
         descriptor = catalogue.format(name)
-        found[extension] = catalogue.make(descriptor, FormatContext(descriptor.options()))
+        bound = []
+        for record, byte in types if Capability.TYPED_RECORDS in descriptor.capabilities else ():
+            of_type = catalogue.record(name, record)
+            made = catalogue.make(of_type, RecordContext(of_type.options(), byte))
+            bound.append(BoundRecord(record, byte, made, of_type.fields))
+        found[extension] = catalogue.make(descriptor, FormatContext(descriptor.options(), tuple(bound)))
     return found
 
 
@@ -78,6 +95,8 @@ class SharedStore:
         self._corrected: dict[bytes, Place] | None = None
         self._open: OrderedDict[str, int] = OrderedDict()
         self._damage: list[SourceDamage] = []
+        self._types: dict[PurePosixPath, tuple[tuple[str, int], ...]] = {}
+        """Directory to its record types."""
 
     def find(self, msg_id: bytes) -> Place | None:
         """Return the place of a message, or None."""
@@ -132,7 +151,10 @@ class SharedStore:
 
     def _scan(self, number: int, file: str, rows: dict[bytes, int]) -> None:
         data = self._context.read(file)
-        form = segment_formats()[PurePosixPath(file).suffix]
+        directory = PurePosixPath(file).parent
+        if directory not in self._types:
+            self._types[directory] = self._types_in(directory)
+        form = segment_formats(self._types[directory])[PurePosixPath(file).suffix]
         scan = form.scan(data)
         for msg_id, offset, size, _ in chain(scan.records.rows(), scan.duplicates.rows()):
             row = rows.setdefault(msg_id, len(self._offsets))
@@ -152,6 +174,14 @@ class SharedStore:
                 self._report(file, offset, size, "bytes that are no record and not zero")
         if scan.end.state != "clean":
             self._report(file, scan.end.offset, len(data) - scan.end.offset, scan.end.reason or scan.end.state)
+
+    def _types_in(self, directory: PurePosixPath) -> tuple[tuple[str, int], ...]:
+        """Return the record types that a store of msgstore's own vhosts remembers. A broker's store has none."""
+        try:
+            records = json.loads(bytes(self._context.read(str(directory / "msgstore.json"))))["records"]
+            return tuple(sorted((str(name), int(byte)) for name, byte in records.items()))
+        except (MsgStoreError, OSError, ValueError, TypeError, KeyError, AttributeError):
+            return ()
 
     def _is_equal(self, row: int, record: bytes) -> bool:
         size = self._sizes[row]
