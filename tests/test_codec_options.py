@@ -342,7 +342,8 @@ def test_check_that_needs_the_configuration(keyed, tmp_path):
         assert "other_actor" in shown
     assert [row["id"] for row in json_of("messages", tmp_path / "out.jsonl") if "body" in row] == [A.hex()]
     error = command("get", "a", B.hex(), *config, code=1).stderr
-    assert "'msgstore salvage' would copy the record; 'msgstore convert STORE DEST --config FILE' leaves it out." in error
+    assert "other options of its record type, such as another key: compare them first" in error
+    assert "--config FILE' leaves out what they refuse, 'msgstore salvage' copies it." in error
 
 
 def test_default_options_of_records_are_said(keyed, tmp_path):

@@ -541,7 +541,10 @@ def test_message_is_found_by_its_id(tmp_path):
     wanted, other = (f"{number:016}".encode().hex() for number in (7, 99))
     assert "body 7" in (shown := command("messages", tmp_path / "store", "--id", wanted).stdout)
     assert "body 6" not in shown
-    assert f"no message here has the id {other}" in command("messages", tmp_path / "store", "--id", other).stdout
+    for verb in (["messages"], ["convert", tmp_path / "empty.jsonl"]):
+        shown = command(verb[0], tmp_path / "store", *verb[1:], "--id", other).stdout
+        assert f"no selected message has the id {other}" in shown
+    assert "body 7" in command("messages", tmp_path / "store", "--id", wanted.upper()).stdout
     assert "1 written" in command("convert", tmp_path / "store", tmp_path / "one.jsonl", "--id", wanted).stdout
     assert [row["id"] for row in messages(tmp_path / "one.jsonl")] == [wanted]
     changed = {"selection": {"ids": (other,)}}

@@ -129,7 +129,7 @@ def test_source_that_cannot_detect_stops_no_other(detected, said, messages, monk
             assert not error
             continue
         assert said in error
-        assert "The other sources were asked; naming one (source=, --source) asks it only." in error
+        assert "The other sources were asked. To ask only one, name it (source=, --source)." in error
         assert said in command(verb, messages, *more, code=2).stderr  # nothing else reads it
     if detected is open:
         Path("other").mkdir()

@@ -329,6 +329,8 @@ def with_texts(value: object, base: Path) -> object:
     if isinstance(value, GivenText) and value.lstrip().startswith("{"):
         with suppress(ValueError):  # ``structure`` reports it
             value = _parse_table(value)
+    if isinstance(value, Backend):
+        return [value.name, with_texts(value.options, value.base)]
     if isinstance(value, Mapping):
         with suppress(ValueError):  # a table of the plugin's own
             if is_elsewhere(value):

@@ -117,8 +117,9 @@ def read_queues(found: Sequence[QueueInfo], options: MessageOptions) -> list[Que
     """Return the queues that the source reads. Logs a warning about the others, such as quorum queues, which have no rows."""
     unread = [info for info in found if not info.read]
     if unread:
-        more = f" And {len(unread) - 1} more: see msgstore queues." if len(unread) > 1 else ""
-        log.warning("%s: %s: not read, has no rows: %s%s", options.spec.path, unread[0].name, unread[0].reason, more)
+        more = f", and {len(unread) - 1} more (msgstore queues lists them)" if len(unread) > 1 else ""
+        text = "%s: without rows, because it is not read: %s (%s)%s"
+        log.warning(text, options.spec.path, unread[0].name, unread[0].reason, more)
     return [info for info in found if info.read]
 
 

@@ -118,6 +118,8 @@ class ReadOptions:
             found = find_inputs(catalogue, self.paths, records=bound)
         except StoreError as error:
             raise StoreError(_SOURCE_HINT.sub(r'The source \1 can read it: .option("source", "\1") (', str(error))) from error
+        except PluginError as error:
+            raise type(error)(f"{sys.executable}, with which Spark plans the query: {error}") from error
         if self.files:
             inputs = tuple(item for item in found.inputs if self._is_wanted(item.path))
             found = attrs.evolve(

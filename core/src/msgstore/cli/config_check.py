@@ -83,7 +83,8 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
 
 
 def errors_of(checks: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
-    """Run (place, check) pairs. Return each distinct error, prefixed with its place; none that only leads to another one."""
+    """Run (place, check) pairs. Return each distinct error, prefixed with its place. One that ends with the whole of another
+    error is left out: that other one is its cause."""
     errors: dict[str, str] = {}
     for where, run in checks:
         try:
@@ -92,4 +93,5 @@ def errors_of(checks: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
             text = str(error)
             text = text if text.startswith(where) else f"{where}: {text.replace(f'{where} ', '')}"
             errors[text] = text.removeprefix(f"{where}: ")
-    return [text for text in errors if not any(text.endswith(end) for other, end in errors.items() if other != text)]
+    ends = errors.values()
+    return [text for text, own in errors.items() if not any(len(end) < len(own) and own.endswith(end) for end in ends)]

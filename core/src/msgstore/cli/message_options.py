@@ -52,16 +52,16 @@ class SourceOptions:
     def backend(self, path: Path) -> Backend | None:
         """Return the source, or None if it is to be detected. With options alone, it has no name. If ``path`` is a store in the
         configuration, its codec and its record types have the options that they have there."""
-        given, base = parse_options(self.source_options, "--source-option"), Path()
+        given: dict[str, object] = {**parse_options(self.source_options, "--source-option")}
         if self.config_file is not None and self.source in (None, "store"):
             store = read_config(self.config_file).find(path)
             for key in ("body", "format") if store is not None else ():
                 backend: Backend = getattr(store, key)
                 if backend.options and key not in given:
-                    given[key], base = {"use": backend.name, **backend.options}, backend.base
+                    given[key] = backend  # with its base: paths in it are relative to the file
         max_age = None if self.max_age is None else GivenText(self.max_age)  # a number is seconds
         short = {name: value for name, value in (("max_age", max_age), ("group", self.group)) if value is not None}
-        return _backend(self.source, given, short, base)
+        return _backend(self.source, given, short)
 
     def spec(self, path: Path, *, raw: bool = False, accepts: tuple[str, ...] = ()) -> SourceSpec:
         return source_spec(worker_catalogue(), path, self.backend(path), raw=raw, accepts=accepts or None)
@@ -89,7 +89,7 @@ class SinkOptions:
             "declare": self.declare or None,
             "anyway": self.anyway or None,
         }
-        return _backend(self.sink, given, {name: value for name, value in short.items() if value is not None}, Path())
+        return _backend(self.sink, given, {name: value for name, value in short.items() if value is not None})
 
 
 _WORDS = {
@@ -104,11 +104,11 @@ _WORDS = {
 """Options of some sources and sinks to their words."""
 
 
-def _backend(name: str | None, given: Mapping[str, object], short: Mapping[str, object], base: Path) -> Backend | None:
+def _backend(name: str | None, given: Mapping[str, object], short: Mapping[str, object]) -> Backend | None:
     """Return a source or sink; None if nothing is given."""
     if not (name or given or short):
         return None
-    return Backend(name or "", {**given, **short}, base=base, shorthands={option: _WORDS[option] for option in short})
+    return Backend(name or "", {**given, **short}, base=Path(), shorthands={option: _WORDS[option] for option in short})
 
 
 @attrs.frozen

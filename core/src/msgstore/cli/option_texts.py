@@ -70,7 +70,8 @@ def unbound_type(spans: Iterable[SpanReport], catalogue: Catalogue, option: str)
                 file.seek(span.offset)
                 if (byte := (file.read(1) or b"\0")[0]) in THIRD_PARTY_BYTES:
                     names = ", ".join(sorted({one.name for one in catalogue.descriptors(RecordTypeDescriptor)} - {OWN_RECORD}))
-                    return f"If {byte} is the type byte of records, name their type: {option} NAME={byte} (installed: {names})."
+                    there = f"installed: {names}" if names else "none is installed"
+                    return f"If {byte} is the type byte of records, name their type: {option} NAME={byte} ({there})."
     return ""
 
 

@@ -36,7 +36,7 @@ def detect(catalogue: Catalogue, path: Path) -> list[tuple[str, Candidate]]:
     for failure in failures:
         if is_clear and isinstance(failure, StoreIOError):  # a file that the others need not have read
             continue
-        log.warning("%s. The other sources were asked; naming one (source=, --source) asks it only.", str(failure).rstrip("."))
+        log.warning("%s. The other sources were asked. To ask only one, name it (source=, --source).", str(failure).rstrip("."))
     return sorted(found, key=lambda one: _ORDER.index(one[1].likelihood))
 
 
@@ -66,8 +66,8 @@ def not_recognised(catalogue: Catalogue, path: Path) -> str:
         text += (
             f"; directories in it that are recognised: {', '.join(beneath[:_MOST_NAMED])}{more}. Name one: {path / beneath[0]}"
         )
-    if packed := [name for name in names if name.endswith(_ARCHIVES)]:
-        text += f". Unpack archives first: {', '.join(packed[:_MOST_NAMED])}"
+    if packed := [name for name in names if name.lower().endswith(_ARCHIVES)]:
+        text += f". Unpack these first, if they are what you look for: {', '.join(packed[:_MOST_NAMED])}"
     return f"{text}.{catalogue.failed_to_load()}"
 
 

@@ -269,7 +269,9 @@ def assigned_byte(catalogue: Catalogue, format_name: str, record: str, where: st
     byte = catalogue.record(format_name, record).assigned_byte
     if byte is None:
         options = {"salvage": f"--bind {record}=128", NEW_STORE: f"""--sink-option 'records={{"{record}": 128}}'"""}
-        written = options.get(where, f'format = {{ use = "{format_name}", records = {{ {record} = 128 }} }}')
+        in_python = f'format={{"use": "{format_name}", "records": {{"{record}": 128}}}}'
+        in_file = f'format = {{ use = "{format_name}", records = {{ {record} = 128 }} }}'
+        written = options.get(where, in_python if where.startswith("open_store()") else in_file)
         raise ConfigError(
             f"{where} record: {record!r} is bound to no byte. Write {written}, with a byte from 128 to 255 of your choice."
         )

@@ -29,7 +29,7 @@ from msgstore.contract import (
 )
 from msgstore.directory import SETTINGS
 from msgstore.files import Files
-from msgstore.scan.formats import OWN_RECORD, OpenFormat
+from msgstore.scan.formats import OWN_RECORD, FormatSet, OpenFormat
 
 Values = tuple[object, ...]
 """Field values in the order of the descriptor's fields."""
@@ -235,10 +235,11 @@ def values_at(form: OpenFormat, data: Buffer, *columns: Columns) -> dict[int, Va
     return values
 
 
-def passes_scan(form: OpenFormat, record: bytes) -> bool:
-    """Return True if a scan would take the record as intact, whatever ``decode`` says of it."""
-    with suppress(Exception):  # of a plugin: whoever scans the segment is told
-        return len(form.format.scan(form.format.header + record).records) == 1
+def is_sound_by_default(formats: FormatSet, name: str, msg_id: bytes, record: bytes) -> bool:
+    """Return True if the format of this name reads a record when no record type has options, such as a key."""
+    with suppress(Exception):  # what is wrong with it was said
+        FormatSet(formats.catalogue, formats.bindings).by_name(name).format.decode(msg_id, record)
+        return True
     return False
 
 

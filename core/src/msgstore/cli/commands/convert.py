@@ -105,7 +105,7 @@ def _convert(
             output.note("what was confirmed is kept; the same command continues")
         raise
     out.emit(*(queue.as_json() for queue in report.queues))
-    _show_report(out, report, f"{path} to {report.destination}", dry_run=dry_run)
+    _show_report(out, report, selection, f"{path} to {report.destination}", dry_run=dry_run)
     refusals = report.total("refused")
     finish(out, path, report.damage, report.not_read, others=report.others, refused=refusals, summary=report.as_json())
 
@@ -170,7 +170,9 @@ def _renamed(pair: str) -> tuple[str, str]:
     return old, new
 
 
-def _show_report(out: output.Output, report: ConvertReport, title: str, *, dry_run: bool) -> None:
+def _show_report(
+    out: output.Output, report: ConvertReport, selection: SelectionOptions, title: str, *, dry_run: bool
+) -> None:
     names = name_columns(report.queues)
     columns = output.columns(
         "system vhost queue partition selected written refused:yellow damaged bytes:bytes",
@@ -183,6 +185,8 @@ def _show_report(out: output.Output, report: ConvertReport, title: str, *, dry_r
         out.print(f"refused, {number:,}: {output.one_line(reason)}", "yellow")
     out.more(len(report.reasons), MAX_REASONS, "reasons")
     ends = ("written", "refused", "damaged")
+    if selection.ids and not report.total("selected"):
+        out.print(f"no selected message has the id {', '.join(selection.ids)}", "yellow")
     sums = " + ".join(f"{report.total(end):,} {end}" for end in ends)
     what = "dry run, nothing was written: " if dry_run else "" if report.kept is None else f"continued after {report.kept:,}: "
     out.print(f"{what}{plural(report.total('selected'), 'message')} selected = {sums}")

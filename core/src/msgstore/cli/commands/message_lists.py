@@ -166,7 +166,7 @@ def messages(
     def batches() -> Iterator[MessageBatch]:
         for item in list_messages(spec, chosen, others):
             if isinstance(item, MessageBatch):
-                missing.difference_update(item.ids or () if missing else ())
+                missing.difference_update([one.lower() for one in item.ids or () if one] if missing else ())
                 refused.update(reason for reason in item.refusals or () if reason)
                 yield item
             elif isinstance(item, SourceDamage):
@@ -190,7 +190,7 @@ def messages(
                 for row, body in _with_bodies(batch):
                     _show(line, row, body, view)
     for wanted in sorted(missing) if chosen.limit is None else ():
-        out.print(f"no message here has the id {wanted}", "yellow")
+        out.print(f"no selected message has the id {wanted}", "yellow")
     for reason, number in refused.most_common(MAX_REASONS):
         out.emit({"kind": "refused", "reason": reason, "messages": number})
         out.print(f"no raw record, {number:,}: {reason}", "yellow")

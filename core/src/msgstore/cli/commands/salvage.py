@@ -60,7 +60,7 @@ def salvage(
     codec = body.codec()
     job = plan_salvage(catalogue, sources, destination, body=codec, check_body=codec, **choices)
     if defaults := default_options(catalogue, job.target.format, choices["record"]):
-        output.note(f"{defaults}; with convert, --sink-option records gives others")
+        output.note(f"{defaults}; convert gives others: --sink-option records=...")
     run_salvage(job, catalogue, runner, out, "salvaging")
 
 

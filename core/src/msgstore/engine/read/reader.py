@@ -22,7 +22,7 @@ from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.locations import MASK, NUMBER_SHIFT, OFFSET_SHIFT, unpack_location
 from msgstore.plugins.blame import blame
 from msgstore.scan import WholeRecord
-from msgstore.scan.segment import passes_scan
+from msgstore.scan.segment import is_sound_by_default
 from msgstore.writer_lock import read_lock
 
 _MAX_MOVES = 1000
@@ -329,8 +329,9 @@ class Reader:
                 self._check_unchanged()
                 path = segment.path if segment else self._directory / str(number)
                 if isinstance(problem, RecordError):
-                    is_intact = segment is not None and passes_scan(segment.form, data)
-                    raise self._corrupt(msg_id, path, offset, problem, is_intact=is_intact)
+                    formats, name = self._backends.formats, segment.form.name if segment else ""
+                    is_sound = is_sound_by_default(formats, name, msg_id, data)
+                    raise self._corrupt(msg_id, path, offset, problem, is_sound=is_sound)
                 if isinstance(problem, FileNotFoundError) and not self.is_final:
                     raise damaged_index(self._directory, f"it points to segment {number}, which does not exist")
                 raise io_error(Path(problem.filename or path), None if problem.filename else offset, problem)
@@ -348,20 +349,18 @@ class Reader:
         error: RecordError,
         *,
         codec_has_options: bool = False,
-        is_intact: bool = False,
+        is_sound: bool = False,
     ) -> CorruptRecord:
-        """``is_intact``: a scan without the configuration finds no damage, so salvage copies the record."""
+        """``is_sound``: only options of record types, such as a key, make the record damaged."""
         self._check_unchanged()
         self._segments.telemetry.damage(path.name, offset, error.reason)
         codec = self._backends.settings.body
         checks_bodies = "" if self._backends.plain_bodies else f" --body {codec}"
         doubt = f", or was written with other options of the codec {codec!r}: compare them first" if codec_has_options else ""
         remedy = f"'msgstore salvage{checks_bodies}' copies every intact record into a new store."
-        if is_intact:
-            remedy = (
-                "only the options of the configuration, such as a key, show this. 'msgstore salvage' would copy the record; "
-                "'msgstore convert STORE DEST --config FILE' leaves it out."
-            )
+        if is_sound:
+            doubt = ", or was written with other options of its record type, such as another key: compare them first"
+            remedy = "'msgstore convert STORE DEST --config FILE' leaves out what they refuse, 'msgstore salvage' copies it."
         return CorruptRecord(
             f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}){doubt}. Other messages are not "
             f"affected; {remedy}",

@@ -120,10 +120,11 @@ class ConversionJournal:
 
 def _changes(was: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
     """Yield the members that differ, and the names of the options that do."""
-    for key in sorted(key for key in asked if was.get(key) != asked[key]):
-        if key.endswith("-option") and key in was:
+    for key in sorted(key for key in {*was, *asked} if was.get(key) != asked.get(key)):
+        if key.endswith("-option") and key in was and key in asked:
             names = sorted({*was[key], *asked[key]})
-            yield from (f"{key} {name}" for name in names if was[key].get(name) != asked[key].get(name))
+            by = {name: " (also from --config)" for name in ("body", "format") if key == "--source-option"}
+            yield from (f"{key} {name}{by.get(name, '')}" for name in names if was[key].get(name) != asked[key].get(name))
         else:
             yield f"{key} (it was {was[key]})" if key == "sink" and key in was else key
 

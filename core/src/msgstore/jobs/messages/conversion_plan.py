@@ -58,7 +58,7 @@ class ConvertJob:
             "destination": self.target,
             "--vhost": self.selection.vhosts,
             "--queue": self.selection.queues,
-            "--id": self.selection.ids,
+            **({"--id": self.selection.ids} if self.selection.ids else {}),
             "--state": self.selection.states,
             "--from-position": self.selection.first,
             "--limit": self.selection.limit,
@@ -154,8 +154,7 @@ def plan_convert(
             raise ConfigError(f"--journal {journal}: is in the source, in which nothing is written. Name another file.")
     elif "://" in destination:
         raise ConfigError(
-            f"{without_password(destination)}: is a URL, and the sink {chosen.name} writes a file or directory. Name one, or "
-            f"leave --sink out."
+            f"{without_password(destination)}: is a URL, and the sink {chosen.name} writes a file or directory: name one."
         )
     elif journal is not None:
         raise ConfigError(f"--journal: is for a URL. The journal of {destination} is always beside it.")

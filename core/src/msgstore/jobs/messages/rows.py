@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgstore.contract import STATES, MessageBatch, QueueInfo, QueueName, SourceDamage, StoreError, json_value
-from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.contract.messages import CERTAIN, CERTAINTIES
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -127,8 +126,10 @@ MEMBER_TYPES: dict[str, tuple[type, ...]] = {
 """Member to its types. ``body`` must be there."""
 OWN = "msgstore"
 """System of a message that names none."""
-REFERENCES = "references"
-"""Property of a message of a store that has several."""
+REFERENCES = "msgstore.references"
+"""Property of a message that had several references in its store: their number."""
+MAX_GIVEN = 2**32
+"""Most references that a message may come with. Thousands of such messages of one id have fewer than an index can hold."""
 _HEX = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -260,10 +261,12 @@ def message_id(batch: MessageBatch, row: int) -> bytes:
 
 
 def references_of(batch: MessageBatch, row: int) -> int:
-    """Return the references of a message: those that it had in a store, else 1."""
-    properties = batch.properties[row] if batch.properties is not None and batch.name.system == OWN else None
-    found = (properties or {}).get(REFERENCES)
-    return found if type(found) is int and 1 <= found <= MAX_REFERENCES else 1
+    """Return the references of a message: those that it had in a store, else 1. Raises ValueError for another number."""
+    properties = batch.properties[row] if batch.properties is not None else None
+    found = (properties or {}).get(REFERENCES, 1)
+    if type(found) is not int or not 1 <= found <= MAX_GIVEN:
+        raise ValueError(f"its property {REFERENCES} is {found!r:.40}, not a number from 1 to {MAX_GIVEN:,}")
+    return found
 
 
 def parse_line(line: bytes, where: Callable[[], str], *, ignore_others: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Selection of messages: queues by name, states, and positions. The same in every command and in Spark."""
+"""Selection of messages: queues by name, ids, states, and positions. The same in every command; Spark has no option for ids."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Selection:
 
     vhosts: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
-    """Globs, of which a name matches one. None: every queue, also those without a name."""
+    """Globs, of which a name matches one. Without any: every queue, also those without a name."""
     ids: tuple[str, ...] = ()
-    """Ids as lists show them. None: every message, also those without an id."""
+    """Ids as lists show them, in small letters. Without any: every message, also those without an id."""
     states: tuple[str, ...] = LISTED
     first: int = 0
     """Position in each queue."""
@@ -36,7 +36,7 @@ class Selection:
         """Return the messages of a batch with the selected ids in the selected states. ``others`` counts those with such an id
         in other states."""
         if self.ids:
-            batch = batch.take([row for row, found in enumerate(batch.ids or ()) if found in self.ids])
+            batch = batch.take([row for row, found in enumerate(batch.ids or ()) if found and found.lower() in self.ids])
         wanted = [row for row, state in enumerate(batch.states) if state in self.states]
         if len(wanted) == len(batch):
             return batch
@@ -60,6 +60,7 @@ def select(
             raise ConfigError(f"state {state}: there is no such state{nearest(state, list(STATES))}")
     if first < 0 or (limit is not None and limit < 0):
         raise ConfigError("a position and a limit are at least 0")
+    ids = tuple(one.lower() for one in ids)
     return Selection(vhosts, queues, ids, STATES if everything else states or LISTED, first, limit)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from msgstore.builtin.plugin import StoreSinkOptions
-from msgstore.contract import MessageBatch, MsgStoreError, SinkContext, StoreIOError
+from msgstore.contract import MessageBatch, MsgStoreError, SinkContext, StoreError, StoreIOError
 from msgstore.files import Files
 from msgstore.jobs.messages.rows import message_id, references_of
 from msgstore.jobs.output.commit import StoreStaging, numbered_segments
@@ -44,7 +44,7 @@ class StoreSink:
     """Writer of a store. Queues, order and properties have no place in a store, and are left out.
 
     A part of the store is written for each flush. The list of ids has an entry for each message written: it gives the
-    references. A message of a store may come with several: its property ``references``.
+    references. A message of a store may come with several: its property :data:`REFERENCES`.
     """
 
     def __init__(self, context: SinkContext) -> None:
@@ -55,16 +55,18 @@ class StoreSink:
         self._target = StoreSpec(context.target, options.index, options.format, options.record, options.body, bindings)
         self._encode = body_codec(self._target.body).encode
         self._parts = int(context.token["parts"]) if context.token else 0
+        if context.token and "entries" not in context.token:
+            raise StoreError(f"{context.target}: another version of msgstore began this conversion. Begin anew with --restart.")
         if context.token:
             parts = [(self._work / f"{number}.json", 1) for number in range(self._parts)]
-            context.check_kept([(self._work / "ids", int(context.token["messages"]) * _ENTRY), *parts])
+            context.check_kept([(self._work / "ids", int(context.token["entries"]) * _ENTRY), *parts])
             self._check_segments()
         for directory in (self._work, self._work / PARTS):
             directory.mkdir(exist_ok=True)
             Files().sync_directory(directory.parent)
         self._writer = self._next_part()  # first: it checks the backends
         self._list = open(self._work / "ids", "a+b")  # noqa: SIM115, PTH123 - until close
-        self._list.truncate(int(context.token["messages"]) * _ENTRY if context.token else 0)
+        self._list.truncate(int(context.token["entries"]) * _ENTRY if context.token else 0)
         self._hashes = {msg_id: digest for msg_id, digest, _ in self._entries()}
         """Id to the hash of its body, for each message that ``refused`` has accepted."""
         self._unwritten: set[bytes] = set()
@@ -95,6 +97,11 @@ class StoreSink:
         """Yield entry, stored body, None if it is stored already, and reason for a refusal of each message."""
         for row, body in enumerate(batch.bodies):
             msg_id, digest = message_id(batch, row), hashlib.blake2b(body, digest_size=8).digest()
+            try:
+                entry = msg_id + _REST.pack(digest, references_of(batch, row))
+            except ValueError as error:
+                yield msg_id, None, str(error)
+                continue
             known, stored, reason = self._hashes.get(msg_id), None, ""
             if known is not None and known != digest:
                 reason = f"the id {msg_id.hex()} has another body already, and an id names one body for ever"
@@ -109,7 +116,7 @@ class StoreSink:
                 if not reason:
                     self._hashes[msg_id] = digest
                     self._unwritten.add(msg_id)
-            yield msg_id + _REST.pack(digest, references_of(batch, row)), stored, reason
+            yield entry, stored, reason
 
     def flush(self) -> Mapping[str, Any]:
         with _os_errors():
@@ -120,7 +127,7 @@ class StoreSink:
         self._list.flush()
         os.fsync(self._list.fileno())
         self._writer = self._next_part()
-        return {"parts": self._parts, "messages": self._list.tell() // _ENTRY}
+        return {"parts": self._parts, "entries": self._list.tell() // _ENTRY}
 
     def finish(self) -> None:
         self._writer.abandon()

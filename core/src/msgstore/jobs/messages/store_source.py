@@ -114,7 +114,11 @@ class StoreSource:
         return len(self._found())
 
     def damage(self) -> Iterable[SourceDamage]:
-        found = find_inputs(worker_catalogue(), [self._context.path])
+        given = self._context.options.format
+        records = given.options.get("records") or {} if given else {}
+        types = {name: one["byte"] if isinstance(one, dict) and "byte" in one else one for name, one in records.items()}
+        bound = {name: byte for name, byte in types.items() if type(byte) is int}
+        found = find_inputs(worker_catalogue(), [self._context.path], records=bound)
         spans: list[tuple[str, Damage | SpanReport]] = [
             (Path(item.path).name, span) for item in found.inputs for span in check_segment(item).damage
         ]
@@ -137,7 +141,7 @@ class StoreSource:
             found = self._described(entry, body) if is_described and isinstance(body, bytes) else (body, None)
             if isinstance(found[0], bytes):
                 bodies.append(bytes(found[0]))  # not a StoredBody
-                described.append({REFERENCES: entry.references, **(found[1] or {})} if entry.references > 1 else found[1])
+                described.append({**(found[1] or {}), REFERENCES: entry.references} if entry.references > 1 else found[1])
                 kept.append(entry)
                 positions.append(position)
             else:
