@@ -364,6 +364,15 @@ def test_missing_record_type_is_one_error_of_a_store(keyed, tmp_path):
     assert "[stores.a]: no installed plugin provides the record type 'audit'" in error
 
 
+def test_second_codec_of_a_directory_is_no_right_configuration(tmp_path):
+    pytest.importorskip("acme_zstd_body")
+    (tmp_path / "msgstore.toml").write_text('[stores.a]\npath = "a"\nbody = "raw"\n', encoding="utf-8")
+    with msgstore.open_store(tmp_path / "a", body="zstd") as store, store.client() as client:
+        client.write(A, b"body")
+    [found] = json_of("config", "check", "--config", tmp_path / "msgstore.toml", code=2)
+    assert "its bodies are stored by the codec 'zstd', and the configuration names 'raw'" in found["errors"][0]
+
+
 def test_type_that_no_directory_remembers_is_named(keyed, tmp_path):
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "0.sqs").write_bytes((keyed / "0.sqs").read_bytes())

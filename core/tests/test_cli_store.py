@@ -240,8 +240,8 @@ def test_torn_end_is_removed_and_reported(tmp_path, verb, source, segment):
 def test_compact_all_reaches_newest_segment(fresh):
     make_store(fresh, 50, 1000)
     run("rm", fresh, *hexes(*range(40)), code=0)
-    told = "nothing to compact but the newest segment, which has garbage: --all compacts it, too\n"
-    assert run("compact", fresh).stdout == told
+    told = "nothing to compact: the policy half-empty names no segment now. --all compacts all with garbage, also the newest: "
+    assert run("compact", fresh).stdout == f"{told}39.9 KiB in 1 segment\n"
     [done, summary] = rows_of("compact", "--all", fresh)
     assert (done["size_before"], done["size_after"]) == (64 + 50 * 1021, 64 + 10 * 1021)
     assert (summary["size_after"], summary["skipped"]) == (64 + 10 * 1021, [])

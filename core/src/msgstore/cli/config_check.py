@@ -14,6 +14,7 @@ from msgstore.config import StoreConfig, store_config
 from msgstore.contract import Capability, Descriptor, IndexDescriptor, MsgStoreError
 from msgstore.directory import known_settings
 from msgstore.engine.backends import resolve
+from msgstore.engine.open.broker import check_codec
 from msgstore.engine.opening import check_observers
 from msgstore.files import Files
 from msgstore.option_values import Backend, checks_of_keys, structure
@@ -68,6 +69,8 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
                 found = checks_of_keys(options, given, of_record, store.format.base, ("byte",)) if options else ()
                 checks += [(of_record, one) for one in found]
     checks.append((store.where, formats))
+    if remembered and any(path.suffix in catalogue.formats_by_extension() for path in store.path.iterdir()):
+        checks.append((f"{store.where} body", functools.partial(check_codec, store, remembered)))
     checks.append((f"{store.where} observers", functools.partial(check_observers, store, catalogue)))
     selected: list[tuple[str, Backend, Callable[[str], Descriptor]]] = [
         ("index", store.index, catalogue.index),

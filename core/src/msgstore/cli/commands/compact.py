@@ -54,8 +54,11 @@ def compact(store: options.StoreArgument, everything: bool, out: output.Output) 
         results = opened.compact(everything=everything, progress=progress)
         segments = list(opened.segments())
         quarantined = [segment.file for segment in segments if segment.quarantined]
-    left_out = any(segment.current and segment.garbage_bytes for segment in segments)
-    idle = "nothing to compact" + " but the newest segment, which has garbage: --all compacts it, too" * left_out
+    garbage = {segment.file: segment.garbage_bytes for segment in segments if segment.garbage_bytes and not segment.quarantined}
+    idle = "nothing to compact"
+    if garbage and not everything:
+        idle += f": the policy {target.config.gc.name} names no segment now. --all compacts all with garbage, also the newest: "
+        idle += f"{output.size(sum(garbage.values()))} in {output.plural(len(garbage), 'segment')}"
     _report(out, results, quarantined, spans, idle)
 
 

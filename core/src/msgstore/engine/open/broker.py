@@ -85,14 +85,20 @@ def admit(
             )
     if segments.by_number and remembered is None:
         return attrs.evolve(config, body=_codec_of_records(config, catalogue, backends.codec, segments))
-    if segments.by_number and remembered is not None and config.body.named and config.body.name != remembered.body:
+    if segments.by_number and remembered is not None:
+        check_codec(config, remembered)
+    return config
+
+
+def check_codec(config: StoreConfig, remembered: Settings) -> None:
+    """Check that a directory with segments gets no second body codec. Raises StoreMismatch."""
+    if config.body.named and config.body.name != remembered.body:
         raise StoreMismatch(
             f"{config.path}: its bodies are stored by the codec {remembered.body!r}, and the configuration names "
             f'{config.body.name!r}; a directory has one codec. Write body = "{remembered.body}", or leave it out; to change '
             f"the codec, make a fresh store: msgstore convert {config.path} NEW --sink store "
             f"--sink-option body={config.body.name}"
         )
-    return config
 
 
 def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCodec, segments: Segments) -> Backend:

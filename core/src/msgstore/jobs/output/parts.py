@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from msgstore.config import StoreConfig, store_config
-from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
+from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError, StoreIOError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.segment.segment import io_errors
@@ -137,7 +137,7 @@ class PartWriter:
             try:
                 self._files.create_directory(self._directory)
             except FileNotFoundError:
-                raise StoreError(
+                raise StoreIOError(  # of which Spark's executors name their host
                     f"{self._directory.parent}: there is no such directory: the job was ended or given up meanwhile, or this "
                     f"process does not see the file system of the driver. Choose a destination that all of them see."
                 ) from None
