@@ -382,6 +382,16 @@ def test_type_that_no_directory_remembers_is_named(keyed, tmp_path):
     assert "type byte" not in command("scan", tmp_path / "loose", "--record", "audit=200").stdout
 
 
+def test_copy_keeps_the_types_of_records(tmp_path):
+    pytest.importorskip("acme_audit_record")
+    table = 'path = "a"\nrecord = "audit"\nformat = { use = "v2", records = { audit = 200 } }\n'
+    (tmp_path / "msgstore.toml").write_text(f"[stores.a]\n{table}", encoding="utf-8")
+    with msgstore.open_store(tmp_path / "a") as store, store.client() as client:
+        client.write(A, b"body")
+    done = command("migrate", "a", tmp_path / "b", "--to", "v2", "--config", tmp_path / "msgstore.toml")
+    assert "records keep their types; record = 'audit' is for new ones: convert writes all anew" in done.stderr
+
+
 def test_new_store_has_records_with_options(keyed, tmp_path):
     """Of a sink, in each way that ``convert`` reads them."""
     options = ["record=audit", 'records={"audit": {"byte": 200, "actor": {"env": "ACTOR"}}}']

@@ -27,6 +27,7 @@ from msgstore.jobs.reports import SpanReport, sums
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.option_values import Backend
 from msgstore.scan import scan_file
+from msgstore.scan.formats import OWN_RECORD
 
 _FIRST = 2
 """Bytes of a body by which its codec is recognised."""
@@ -144,7 +145,10 @@ def migrate(
       msgstore migrate msg_store_persistent new-store --to v2 --refcounts counts.csv --processes 8
     """
     if destination is not None:
-        _copy(attrs.evolve(store, adopt=False).resolve(), destination, to_format, runner, out)
+        target = attrs.evolve(store, adopt=False).resolve()
+        if store.config_file is not None and target.config.record != OWN_RECORD:
+            output.note(f"records keep their types; record = {target.config.record!r} is for new ones: convert writes all anew")
+        _copy(target, destination, to_format, runner, out)
         return
     target = store.find()
     if runner != options.RunnerOptions():
