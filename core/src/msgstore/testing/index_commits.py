@@ -64,14 +64,20 @@ class IndexCommitTests(KitTests):
     def test_any_changes_between_freezes(self, place: IndexDirectory, between: str) -> None:
         """A failure means that a commit or a close writes something else than what the entries and the state are at the last
         ``freeze``: several came before it, and what one of them sets aside changes what another has set aside in a wrong way,
-        such as an entry that is changed, then removed. Each sequence of four changes is tried, of one entry each."""
+        such as an entry that is changed, then removed. Or that an entry becomes another one than in a dictionary. Each sequence
+        of four changes is tried, of one entry each."""
         index, persistent = opened(place), place.subject.has(Capability.PERSISTENT)
         values = dict(zip((b"%d" % n for n in range(999)), itertools.product(STATES, repeat=4), strict=False))
         state: dict[bytes, bytes] = {}
+        expected = dict(entries_of(index))
         for step in range(4):
             for name, change in CHANGES.items():
-                change(index, [msg_id for msg_id, names in SEQUENCES.items() if names[step] == name])
+                ids = [msg_id for msg_id, names in SEQUENCES.items() if names[step] == name]
+                change(index, ids)
+                change_dictionary(expected, name, ids)
             entries = entries_of(index)
+            wrong = [SEQUENCES.get(i, (i.hex(),)) for i in {*entries, *expected} if entries.get(i) != expected.get(i)]
+            assert not wrong, f"an entry is another one than in a dictionary after: {', '.join(wrong[0][: step + 1])}"
             index.freeze({key: given[step] for key, given in values.items()})
             is_same = entries_of(index) == entries
             assert is_same, "freeze has changed an entry"
@@ -85,7 +91,7 @@ class IndexCommitTests(KitTests):
                     index.commit()
             elif between == "a clear" and step == 2:
                 index.clear()
-                state = {}
+                state, expected = {}, {}
         index.release([A, *MANY[::7]])
         index.commit()
         assert len(index) == len(entries_of(index))
@@ -306,6 +312,25 @@ def opened(place: IndexDirectory) -> Index:
     index.commit()
     enter_all(index, ENTRIES)
     return index
+
+
+def change_dictionary(entries: Entries, name: str, ids: list[bytes]) -> None:
+    """Make a change of ``CHANGES`` in a dictionary of entries."""
+    for number, msg_id in enumerate(ids):
+        at, count = entries.get(msg_id, (0, 0))
+        match name:
+            case "enter":
+                entries[msg_id] = (number, 1)
+            case "enter with references":
+                entries[msg_id] = (9 + number, 3)
+            case "add a reference" if count:
+                entries[msg_id] = (at, count + 1)
+            case "release" if count > 1:
+                entries[msg_id] = (at, count - 1)
+            case "release" | "release all":
+                entries.pop(msg_id, None)
+            case "relocate" if count:
+                entries[msg_id] = (at + 1, count)
 
 
 def relocate_all(index: Index, ids: list[bytes]) -> None:

@@ -170,9 +170,7 @@ def _renamed(pair: str) -> tuple[str, str]:
     return old, new
 
 
-def _show_report(
-    out: output.Output, report: ConvertReport, selection: SelectionOptions, title: str, *, dry_run: bool
-) -> None:
+def _show_report(out: output.Output, report: ConvertReport, selection: SelectionOptions, title: str, *, dry_run: bool) -> None:
     names = name_columns(report.queues)
     columns = output.columns(
         "system vhost queue partition selected written refused:yellow damaged bytes:bytes",
