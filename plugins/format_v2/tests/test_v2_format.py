@@ -189,6 +189,17 @@ def test_decode_refuses_what_is_not_the_record(form, bad, reason):
     assert FRAGILE.decode(A, RECORD) == b"body"
 
 
+def test_record_below_the_overhead_of_its_type_is_explained():
+    binding = bound("fragile", 200)
+    binding.record.overhead = 101
+    form = SegmentFormatV2(FormatContext(NoOptions(), (binding,), "fragile"))
+    with pytest.raises(
+        RecordError, match="97 bytes, and a record with type byte 200 has at least 101: another version"
+    ) as error:
+        form.decode(A, message(A, bytes(76), 200))
+    assert error.value.reason == "size_mismatch"
+
+
 @pytest.mark.parametrize(
     ("records", "record"),
     [

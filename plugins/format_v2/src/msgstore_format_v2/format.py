@@ -86,8 +86,14 @@ class SegmentFormatV2:
         kind, size, found = RECORD_HEAD.unpack_from(record)
         if kind not in self._types:
             raise RecordError("unrecognised_record_type", f"the type byte is {kind}")
-        if size != len(record) or size < self._smallest[kind]:
+        if size != len(record):
             raise RecordError("size_mismatch", f"the size is {size} bytes in the record, {len(record)} in the index")
+        if size < (least := self._smallest[kind]):
+            raise RecordError(
+                "size_mismatch",
+                f"{size} bytes, and a record with type byte {kind} has at least {least}: "
+                "another version of the plugin of its record type may have written it",
+            )
         if found != msg_id:
             raise RecordError("id_mismatch", f"the record has the id {found.hex()}")
         return self._types[kind].decode(record)
