@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import zlib
 from functools import partial
 from pathlib import Path
@@ -177,6 +178,40 @@ def test_diff_compares_what_codec_decodes(letters, tmp_path):
     assert ", or was written with other options of the codec 'aes-gcm': compare them first." in error
     wrong = json.dumps({"use": "aes-gcm", "key": "00" * 32})
     assert json_of("diff", letters, other, "--body", wrong, code=1)[-1]["differing"] == 1
+
+
+@pytest.mark.parametrize("place", ["letters", "../letters"])
+def test_diff_decodes_each_side_by_its_codec(letters, place, tmp_path):
+    """``plain`` is not in the configuration, and its codec has no options."""
+    config = ["--config", tmp_path / "msgstore.toml"]
+    with msgstore.open_store(tmp_path / "plain", body="raw") as store, store.client() as client:
+        client.write(A, b"secret")
+    for sides in ((place, tmp_path / "plain"), (tmp_path / "plain", place)):
+        assert json_of("diff", *sides, *config)[-1]["same"] == 1
+    assert "of A are decoded by aes-gcm, those of B by raw" in command("diff", place, tmp_path / "plain", *config).stdout
+    assert json_of("diff", place, tmp_path / "plain", *config, "--body", "raw", code=1)[-1]["differing"] == 1
+    error = " ".join(command("diff", letters, tmp_path / "plain", code=2).stderr.split())
+    assert f"{letters}: remembers the body codec 'aes-gcm', and the other side another one" in error
+    assert "the key 'key' is missing. Options of the codec come from a store in --config FILE." in error
+    with msgstore.open_store(tmp_path / "plain", body="raw") as store, store.client() as client:
+        client.write(B, b"secret")
+    assert json_of("diff", place, tmp_path / "plain", *config, code=1)[-1]["only_b"] == 1
+
+
+def test_diff_of_trees_with_several_codecs_compares_stored_bodies(letters, tmp_path):
+    """Directories of one codec with different options are no side that one codec decodes, either."""
+    config = ["--config", tmp_path / "msgstore.toml"]
+    for name, body in (("plain", "raw"), ("tree/0", "raw"), ("tree/1", {"use": "aes-gcm", "key": KEY})):
+        with msgstore.open_store(tmp_path / name, body=body) as store, store.client() as client:
+            client.write(A, b"secret")
+    result = command("diff", tmp_path / "tree", tmp_path / "plain")
+    assert "have directories with several body codecs: stored bodies are compared" in " ".join(result.stderr.split())
+    shutil.rmtree(tmp_path / "tree" / "0")
+    shutil.copytree(letters, tmp_path / "tree" / "2")
+    text = '[stores.{0}]\npath = "tree/{0}"\nbody = {{ use = "aes-gcm", key = "{1}" }}\n'
+    config[1].write_text(text.format(1, KEY) + text.format(2, "cd" * 16), encoding="utf-8")
+    error = command("diff", tmp_path / "tree", tmp_path / "plain", *config, code=2).stderr
+    assert "has different options of the codec 'aes-gcm' for its directories" in " ".join(error.split())
 
 
 def test_store_without_options_of_its_codec_does_what_needs_no_body(letters, tmp_path):

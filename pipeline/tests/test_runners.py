@@ -220,6 +220,15 @@ def test_diff_is_the_same(spark, tmp_path):
     assert run("spark", "diff", plan_diff(CATALOGUE, other, BROKER)).ids["only_b"] == there.ids["only_a"]
 
 
+def test_diff_decodes_each_side_alike(spark, tmp_path):
+    for name in ("raw", "erlang"):
+        with msgstore.open_store(tmp_path / name, body=name) as store, store.client() as client:
+            client.write_many([(bytes([number]) * 16, b"body %d" % number) for number in range(9)])
+            client.write(bytes([9]) * 16, name.encode())
+    report = both("diff", plan_diff(CATALOGUE, tmp_path / "raw", tmp_path / "erlang"))
+    assert (report.same, report.ids["differing"]) == (9, [bytes([9]) * 16])
+
+
 def test_failed_job_leaves_nothing(spark, tmp_path):
     """The error of a task has the same text from all runners."""
     deltas = [write_lines(tmp_path / "a.csv", [("0" * 32, 1)]), write_lines(tmp_path / "b.csv", [("1" * 32, 1), ("x", 1)])]

@@ -71,9 +71,9 @@ def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
     """Run the job and return its report."""
     a, b = (
         read_segments(
-            spark, partial(_digests, examine=partial(digest, body=job.body)), group_into_tasks(found.inputs), digest=pa.binary()
+            spark, partial(_digests, examine=partial(digest, body=body)), group_into_tasks(found.inputs), digest=pa.binary()
         )
-        for found in (job.found_a, job.found_b)
+        for found, body in ((job.found_a, job.body_a), (job.found_b, job.body_b))
     )
     first_a, first_b = (
         first_copies(read.where(IS_RECORD), found.inputs, "digest").withColumnRenamed("digest", name)

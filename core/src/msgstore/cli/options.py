@@ -100,6 +100,8 @@ class BodyOptions:
         found = backend_of(self.body)
         if self.config_file is None or found.options:
             return found
+        if load_catalogue(disabled_plugins()).body_codec(found.name).options is NoOptions:
+            return found
         configs = [config.body for config in read_config(self.config_file).stores.values() if config.body.name == found.name]
         if not configs and disabled_plugins():
             return found

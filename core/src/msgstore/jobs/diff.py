@@ -1,12 +1,13 @@
 """Job ``diff``: find the messages that only one of two stores, or trees of stores, has, and those whose bodies differ.
 
 ``digest`` hashes the bodies of the intact records of one segment, in any process. Of several copies of an id in one store, the
-first by rank and offset counts, as in a salvage. Stored bodies are compared, or with a codec what clients read, not record
+first by rank and offset counts, as in a salvage. Stored bodies are compared, or with codecs what clients read, not record
 types or segments.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
@@ -15,7 +16,8 @@ from typing import Any
 
 import attrs
 
-from msgstore.contract import BodyCodec, Buffer, CheckBody
+from msgstore.config import Config
+from msgstore.contract import BodyCodec, Buffer, CheckBody, ConfigError, PluginError
 from msgstore.contract.formats import split_ids
 from msgstore.jobs.inputs import JobInputs, SegmentInput
 from msgstore.jobs.reading.segment_check import IntactRecords, intact_records, read_intact
@@ -26,6 +28,8 @@ from msgstore.jobs.workers import body_check, body_codec
 from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import OpenFormat
+
+log = logging.getLogger("msgstore.bulk")
 
 DIGEST = 16
 """Bytes of a BLAKE2b hash. Two different bodies have the same hash with a probability of 2 to the power -128."""
@@ -41,8 +45,9 @@ class DiffJob:
     """Paths as given."""
     found_a: JobInputs
     found_b: JobInputs
-    body: Backend | None = None
-    """Codec that decodes the bodies before they are compared."""
+    body_a: Backend | None = None
+    body_b: Backend | None = None
+    """Codecs that decode the bodies of each side before they are compared. Both are None, or neither is."""
 
     @property
     def size(self) -> int:
@@ -51,16 +56,58 @@ class DiffJob:
 
 
 def plan_diff(
-    catalogue: Catalogue, a: Path, b: Path, *, records: Mapping[str, int] | None = None, body: Backend | None = None
+    catalogue: Catalogue,
+    a: Path,
+    b: Path,
+    *,
+    records: Mapping[str, int] | None = None,
+    body: Backend | None = None,
+    config: Config | None = None,
 ) -> DiffJob:
-    """Read no segment. ``records`` binds record types beside those that the directories remember. With ``body``, bodies are
-    decoded before they are compared: a codec may store one body in several ways.
+    """Read no segment. ``records`` binds record types beside those that the directories remember. With ``body``, this codec
+    decodes the bodies of both sides before they are compared: a codec may store one body in several ways. Without it, stored
+    bodies are compared, unless the directories of A and of B remember different codecs: then each side is decoded by its own,
+    with the options that ``config`` has for its directories.
 
-    Raises StoreError (no segments), StoreLocked, ConfigError, PluginError.
+    Raises StoreError (no segments), StoreLocked, ConfigError (also for a codec without the options that it needs), PluginError.
     """
     found_a, found_b = (find_offline(catalogue, [path], records) for path in (a, b))
     body_check(body)
-    return DiffJob(str(a), str(b), found_a, found_b, body)
+    body_a = body_b = body
+    if body is None and _remember_different_codecs(found_a, found_b):
+        if all(len(found.codecs) == 1 and not found.unknown for found in (found_a, found_b)):
+            body_a, body_b = _own_codec(a, found_a, config), _own_codec(b, found_b, config)
+        else:
+            log.warning("%s and %s have directories with several body codecs: stored bodies are compared", a, b)
+    return DiffJob(str(a), str(b), found_a, found_b, body_a, body_b)
+
+
+def _remember_different_codecs(a: JobInputs, b: JobInputs) -> bool:
+    return bool(a.codecs and b.codecs) and set(a.codecs) != set(b.codecs)
+
+
+def _own_codec(path: Path, found: JobInputs, config: Config | None) -> Backend:
+    """Return the codec that the directories of one side remember, with its options. Raises ConfigError, PluginError."""
+    (name,) = found.codecs
+    codecs: list[Backend] = []
+    for directory in sorted({item.store for item in found.inputs}):
+        store = config and config.find(Path(directory).resolve())
+        codec = store.body if store and store.body.name == name else Backend(name)
+        if codec not in codecs:
+            codecs.append(codec)
+    if len(codecs) > 1 and config:
+        raise ConfigError(
+            f"{path}: {config.file} has different options of the codec {name!r} for its directories. Compare them one by one"
+        )
+    codec = codecs[0] if codecs else Backend(name)
+    try:
+        body_check(codec)
+    except (ConfigError, PluginError) as error:
+        raise type(error)(
+            f"{path}: remembers the body codec {name!r}, and the other side another one, so bodies must be decoded: {error}. "
+            "Options of the codec come from a store in --config FILE. To compare stored bodies: --body raw"
+        ) from error
+    return codec
 
 
 def digest(item: SegmentInput, body: Backend | None = None) -> IntactRecords:
@@ -151,16 +198,16 @@ def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: ProgressMeter
     """Execute a job. ``run`` executes the tasks that read segments; ids and hashes of one side are in this process's memory."""
     report = DiffReport(Side.of(job.a, job.found_a), Side.of(job.b, job.found_b))
 
-    def messages(found: JobInputs, side: Side) -> Iterator[tuple[bytes, bytes]]:
-        for item, good in map_segments(run, partial(digest, body=job.body), group_into_tasks(found.inputs), meter):
+    def messages(found: JobInputs, side: Side, body: Backend | None) -> Iterator[tuple[bytes, bytes]]:
+        for item, good in map_segments(run, partial(digest, body=body), group_into_tasks(found.inputs), meter):
             side.add_damage(item.path, good.damage)
             yield from zip(good.records.id_list(), split_ids(good.digests), strict=True)
 
     found: dict[bytes, bytes | str] = {}
     """Id to the hash of its first copy in A; once B has the id, to the result."""
-    for msg_id, its_hash in messages(job.found_a, report.a):
+    for msg_id, its_hash in messages(job.found_a, report.a, job.body_a):
         found.setdefault(msg_id, its_hash)
-    for msg_id, its_hash in messages(job.found_b, report.b):
+    for msg_id, its_hash in messages(job.found_b, report.b, job.body_b):
         theirs = found.setdefault(msg_id, "only_b")
         if isinstance(theirs, bytes):
             found[msg_id] = "same" if theirs == its_hash else "differing"

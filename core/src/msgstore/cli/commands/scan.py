@@ -14,6 +14,7 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.option_texts import unbound_type
 from msgstore.cli.output import count, plural
+from msgstore.config import read_config
 from msgstore.contract import CheckBody
 from msgstore.files import Files
 from msgstore.jobs.diff import plan_diff
@@ -263,7 +264,7 @@ def reconcile(
 @click.command()
 @options.inputs("a", "A")
 @options.inputs("b", "B")
-@options.body("Compare what this body codec decodes, instead of the stored bodies.")
+@options.body("Compare what this body codec decodes on both sides. raw: compare stored bodies.")
 @options.records
 @options.runner
 @options.as_json
@@ -274,8 +275,9 @@ def diff(
 
     Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Intact records count,
     also those after damage; of several copies of an id, the copy that salvage would take. Formats, record types and references
-    may differ. A codec with a random part, such as an encryption, stores one body in many ways: then use --body. Exit code 1:
-    the stores differ, or something is damaged.
+    may differ. Stored bodies are compared, unless A and B remember different body codecs: then each side is decoded by its own,
+    with the options that its store has in FILE. --body decodes both sides with one codec: use it for a codec with a random
+    part, such as an encryption, which stores one body in many ways. Exit code 1: the stores differ, or something is damaged.
 
     \b
     Examples:
@@ -283,7 +285,8 @@ def diff(
       msgstore diff msg_store_persistent migrated --json
     """
     catalogue = load_catalogue(disabled_plugins())
-    job = plan_diff(catalogue, a, b, records=records, body=body.codec())
+    config = None if body.config_file is None else read_config(body.config_file)
+    job = plan_diff(catalogue, a, b, records=records, body=body.codec(), config=config)
     report = runner.run(out, "comparing", catalogue, job.size, lambda by, bar: by.diff(job, bar))
     columns = output.columns(
         "_ path segments size:bytes messages damage",
@@ -292,6 +295,8 @@ def diff(
     )
     out.rows(None, columns, (report.a, report.b))
     out.print()
+    if job.body_a and job.body_b and job.body_a != job.body_b:
+        out.print(f"bodies of A are decoded by {job.body_a.name}, those of B by {job.body_b.name}", "dim")
     if out.as_json:
         with out.lines() as line:
             for row in report.rows_as_json():
