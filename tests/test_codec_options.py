@@ -382,7 +382,7 @@ def test_check_that_needs_the_configuration(keyed, tmp_path):
 
 
 def test_default_options_of_records_are_said(keyed, tmp_path):
-    said = "the record type audit is written with the defaults of its options (actor); "
+    said = "records of the type audit are written with the defaults of its options (actor); "
     assert said in command("put", keyed, "03" * 16, stdin=b"x").stderr
     assert said not in command("put", "a", "04" * 16, "--config", tmp_path / "msgstore.toml", stdin=b"x").stderr
     with msgstore.open_store(tmp_path / "plain") as store, store.client() as client:

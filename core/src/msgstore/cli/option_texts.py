@@ -58,7 +58,7 @@ def default_options(catalogue: Catalogue, format_name: str, record: str | None) 
     if record in (None, OWN_RECORD):
         return ""
     names = ", ".join(attrs.fields_dict(catalogue.record(format_name, str(record)).options))
-    return f"the record type {record} is written with the defaults of its options ({names})" if names else ""
+    return f"records of the type {record} are written with the defaults of its options ({names})" if names else ""
 
 
 def unbound_type(spans: Iterable[SpanReport], catalogue: Catalogue, option: str) -> str:
