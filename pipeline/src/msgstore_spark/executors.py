@@ -242,8 +242,9 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         host = re.search(r"\(TID \d+\) \((\S+) executor", str(error))
         where = f"on the host that Spark names {host[1]}" if host else "executors"
         python = "Python" if is_remote() else spark.sparkContext.pythonExec
+        starts = "the Spark Connect server" if is_remote() else "this program"
         raise ExecutorMismatch(
-            f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON, where this program "
+            f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON, where {starts} "
             f"starts, to a Python {fingerprint()['Python']} that is at the same path on every host and on this machine. The "
             "executors' user must be able to run it, and the interpreter it links to"
         ) from None
