@@ -22,6 +22,7 @@ import pytest
 
 import msgstore
 from msgstore.cli.message_options import SinkOptions
+from msgstore.cli.output import progress
 from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
 from msgstore.jobs.detection import detect
 from msgstore.jobs.messages import conversion_plan, parallel
@@ -583,6 +584,22 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(tmp_path, monkeypatch):
     assert command("convert", origin, tmp_path / "a.jsonl").stderr == ""
     monkeypatch.setattr("msgstore.cli.output.LINE_SECONDS", 0)
     assert re.match(r"(msgstore: converting: \d+ %\n)+$", command("convert", origin, tmp_path / "b.jsonl").stderr)
+
+
+def test_progress_of_tasks_has_no_share(monkeypatch, capsys):
+    """Neither in lines nor on a terminal, because it falls when more tasks become known."""
+    monkeypatch.setattr("msgstore.cli.output.LINE_SECONDS", 0)
+    with progress("salvaging", "tasks") as show:
+        show(12, 12)
+        show(12, 1040)
+    assert capsys.readouterr().err == "msgstore: salvaging: 12 of 12 tasks\nmsgstore: salvaging: 12 of 1,040 tasks\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("salvaging", "tasks") as show:
+        show(12, 1040)
+    said = capsys.readouterr().err
+    assert "salvaging: 12 of 1,040 tasks" in said
+    assert "%" not in said
 
 
 def test_limit_counts_what_is_there(tmp_path):

@@ -6,7 +6,9 @@ import hashlib
 import json
 import random
 import shutil
+import threading
 from pathlib import Path
+from unittest import mock
 
 import attrs
 import pytest
@@ -23,6 +25,7 @@ from msgstore.jobs.reconcile import WRITTEN, plan_reconcile
 from msgstore.jobs.runner import make_runner
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.jobs.workers import disable_plugins
+from msgstore_spark import runner
 from support import ACME_CELLS
 
 CATALOGUE = msgstore.load_catalogue()
@@ -251,6 +254,33 @@ def test_disabled_plugin_on_spark_connect_is_refused(spark, monkeypatch):
     monkeypatch.setattr("msgstore_spark.runner.is_remote", lambda: True)
     with disable_plugins(["format-v1"]), pytest.raises(ConfigError, match=r"Spark Connect cannot omit format-v1\. Use another"):
         run("spark", "inventory", plan_inventory(CATALOGUE, [BROKER / "v2_clean"], now=0.0))
+
+
+def test_progress_in_tasks_never_falls(monkeypatch):
+    """Spark makes stages known late, and repeats one with fewer tasks."""
+    polls = [{0: (3, 4)}, {0: (3, 4), 1: (0, 8)}, {0: (0, 1), 1: (2, 8)}, {2: (1, 2)}]
+    stages, over, seen = {}, threading.Event(), []
+
+    def active():
+        if not polls:
+            over.set()
+            return []
+        stages.update(now := polls.pop(0))
+        return list(now)
+
+    def info(stage):
+        return mock.Mock(numCompletedTasks=stages[stage][0], numTasks=stages[stage][1])
+
+    spark = mock.Mock()
+    spark.sparkContext.statusTracker.return_value = mock.Mock(getActiveStageIds=active, getStageInfo=info)
+    monkeypatch.setattr(runner, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(runner, "is_remote", lambda: False)
+    monkeypatch.setattr(runner.executors, "count", lambda spark: 1)
+    with runner.watch(spark, lambda *numbers: seen.append(numbers)):
+        assert over.wait(60)
+    assert seen[:4] == [(3, 4), (3, 12), (5, 12), (6, 14)]
+    assert seen[-1] == (14, 14)
+    assert seen == sorted(seen)
 
 
 @pytest.mark.parametrize(

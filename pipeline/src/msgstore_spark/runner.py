@@ -46,6 +46,8 @@ _POLL_SECONDS = 0.2
 class SparkRunner(JobRunner):
     """Runner of jobs on Spark. Its session stays active, so that the next job reuses it."""
 
+    progress_unit = "tasks"
+
     def __init__(self, options: SparkOptions) -> None:
         self._options = options
 
@@ -116,8 +118,9 @@ def _send_disabled(spark: SparkSession) -> None:
 def watch(spark: SparkSession, progress: ProgressCallback | None = None) -> Iterator[None]:
     """Call ``progress(finished tasks, known tasks)`` five times a second during the block, on another thread.
 
-    After a successful end, all known tasks are reported as finished. Raises SparkUnavailable if there are tasks, but no
-    executor for a minute: Spark would wait for ever. A session on Spark Connect is not watched.
+    Neither number falls, but Spark makes later stages known late. After a successful end, all known tasks are reported as
+    finished. Raises SparkUnavailable if there are tasks, but no executor for a minute: Spark would wait for ever. A session on
+    Spark Connect is not watched.
     """
     if is_remote():
         yield
@@ -129,9 +132,10 @@ def watch(spark: SparkSession, progress: ProgressCallback | None = None) -> Iter
         seen = time.monotonic()
         while not ended.wait(_POLL_SECONDS):
             active = tracker.getActiveStageIds()
-            for stage in active:
+            for stage in {*stages, *active}:  # a stage that has ended may have finished tasks since the last poll
                 if info := tracker.getStageInfo(stage):
-                    stages[stage] = info.numCompletedTasks, info.numTasks
+                    done, known = stages.get(stage, (0, 0))  # a repeated stage begins anew, with fewer tasks
+                    stages[stage] = max(done, info.numCompletedTasks), max(known, info.numTasks)
             if stages and progress:
                 progress(sum(done for done, _ in stages.values()), sum(known for _, known in stages.values()))
             if not active or executors.count(spark):

@@ -239,8 +239,9 @@ class RunnerOptions:
         name, reason = choose_runner(catalogue, self.engine or self.runner, size, given)
         if reason:
             output.note(f"runner {name}: {reason}")
-        with out.progress(what) as bar:
-            return call(make_runner(catalogue, name, given), bar)
+        runner = make_runner(catalogue, name, given)
+        with out.progress(what, runner.progress_unit) as bar:
+            return call(runner, bar)
 
 
 def _choose_runner(context: click.Context, _: click.Parameter, given: str | None) -> str | None:

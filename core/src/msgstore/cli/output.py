@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -179,9 +179,9 @@ class Output:
         finally:
             sys.stdout.flush()
 
-    def progress(self, what: str) -> contextlib.AbstractContextManager[Bar | None]:
+    def progress(self, what: str, unit: str | None = None) -> contextlib.AbstractContextManager[Bar | None]:
         """Yield ``progress(done, total)`` as :func:`progress` does; None with ``--json``."""
-        return contextlib.nullcontext() if self.as_json else progress(what)
+        return contextlib.nullcontext() if self.as_json else progress(what, unit)
 
 
 def note(text: str) -> None:
@@ -288,18 +288,23 @@ def plural(number: int, noun: str) -> str:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[Bar]:
-    """Yield ``progress(done, total)``, which draws a bar on standard error, or prints a line there every ten seconds."""
+def progress(what: str, unit: str | None = None) -> Iterator[Bar]:
+    """Yield ``progress(done, total)``, which draws a bar on standard error, or prints a line there every ten seconds.
+
+    With a ``unit``, both show the two numbers and no share, because a share falls when the total grows.
+    """
     if not sys.stderr.isatty():
-        yield _progress_lines(what)
+        yield _progress_lines(what, unit)
         return
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
+    columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()]
+    if unit:
+        columns = [TextColumn(f"{{task.description}}: {{task.completed:,}} of {{task.total:,}} {unit}")]
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(what, total=None)
 
     def show(done: int, total: int) -> None:
-        bar.start()  # only now: most stores open at once
         bar.update(task, completed=done, total=total)
+        bar.start()  # only now: most stores open at once
 
     try:
         yield show
@@ -307,13 +312,13 @@ def progress(what: str) -> Iterator[Bar]:
         bar.stop()
 
 
-def _progress_lines(what: str) -> Bar:
+def _progress_lines(what: str, unit: str | None) -> Bar:
     last = time.monotonic()
 
     def show(done: int, total: int) -> None:
         nonlocal last
         if (now := time.monotonic()) - last >= LINE_SECONDS:
             last = now
-            note(f"{what}: {100 * done // max(done, total, 1)} %")
+            note(f"{what}: {done:,} of {total:,} {unit}" if unit else f"{what}: {100 * done // max(done, total, 1)} %")
 
     return show

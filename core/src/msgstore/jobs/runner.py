@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sized
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -35,7 +35,11 @@ class JobRunner:
 
     Each raises StoreError, StoreIOError, ConfigError, PluginError. A subclass says in ``run`` where tasks are executed. It may
     replace a whole method.
+
+    Progress is in bytes, unless ``progress_unit`` names another unit, such as ``tasks``. Then the total may grow during a job.
     """
+
+    progress_unit: ClassVar[str | None] = None
 
     def salvage(self, job: SalvageJob, progress: ProgressCallback | None = None) -> SalvageReport:
         """Copy every intact record into a new store. Also executes migrations."""

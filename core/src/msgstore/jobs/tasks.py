@@ -14,7 +14,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ProgressCallback = Callable[[int, int], object]
-"""Called with (done, total), in bytes, on the thread that called the job."""
+"""Called with (done, total), in bytes, on the thread that called the job. A job runner may count something else."""
 Run = Callable[[Callable[[T], R], Iterable[T]], Iterable[R]]
 """Calls a function for each task, as ``map`` does: the results come in the order of the tasks."""
 Task = tuple[SegmentInput, ...]
