@@ -7,6 +7,11 @@ import shutil
 from importlib import resources
 
 import pytest
+from click.testing import CliRunner
+
+import msgstore
+from msgstore.testing.golden import main
+from support import ACME_CELLS
 
 OWN = """
 import pytest
@@ -51,3 +56,32 @@ def test_shipped_segments_are_read(pytester, monkeypatch, change, outcome, said)
     done = pytester.runpytest_subprocess("-k", "golden", "--msgstore-partial", "it is about these")
     done.assert_outcomes(**{outcome: 1})
     done.stdout.fnmatch_lines([said])
+
+
+def written_golden(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_segments_without_records_or_corrupt_are_refused(tmp_path):
+    """Of several files, nothing is written for the others either."""
+    with msgstore.open_store(tmp_path / "own", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
+        client.write(bytes(16), b"hello")
+    with resources.as_file(resources.files("msgstore_format_v2") / "golden") as golden:
+        for name in ("copies", "corrupt"):
+            shutil.copy(golden / f"{name}.sqs", tmp_path)
+    whole, corrupt, empty = (tmp_path / f"{name}.sqs" for name in ("copies", "corrupt", "empty"))
+    [unbound] = (tmp_path / "own").glob("*.sqs")
+    empty.write_bytes(whole.read_bytes()[:64])
+    for file, problem in (
+        (corrupt, "the scan ends at offset 480, corrupt: hole_after_hole"),
+        (empty, "there is no record in it"),
+        (unbound, "the scan ends at offset 64, corrupt: "),
+    ):
+        done = written_golden(whole, file)
+        assert done.exit_code == 2
+        assert f"{file}: {problem}" in done.stderr
+        assert not any(path.with_suffix(".json").exists() for path in (whole, file))
+    assert written_golden("--damaged", whole, corrupt, empty).exit_code == 0
+    for file in (whole, corrupt):
+        expected = resources.files("msgstore_format_v2") / "golden" / f"{file.stem}.json"
+        assert json.loads(file.with_suffix(".json").read_text()) == json.loads(expected.read_text())

@@ -6,7 +6,8 @@ Data that its author ships: a directory ``golden`` beside the module of the fact
     python -m msgstore.testing.golden NAME<extension> ...
 
 for its author to check once by eye: ids, offsets, sizes and types of records and copies, the SHA-256 of each body as it is
-stored, fields, holes, damage, and the end.
+stored, fields, holes, damage, and the end. It refuses a segment without records, or whose scan ends corrupt, unless
+``--damaged`` says that it is so on purpose.
 """
 
 from __future__ import annotations
@@ -69,16 +70,36 @@ def described(form: Any, fields: Sequence[RecordField], data: bytes) -> dict[str
     }
 
 
+def check_readable(file: Path, said: dict[str, Any]) -> None:
+    """Raise UsageError for a description that would say for ever that a segment cannot be read."""
+    end = said["end"]
+    if end["state"] == "corrupt":
+        problem = f"the scan ends at offset {end['offset']:,}, corrupt: {end['reason']}"
+    elif not said["records"] and not said["duplicates"]:
+        problem = "there is no record in it"
+    else:
+        return
+    raise click.UsageError(
+        f"{file}: {problem}. Nothing was written. Write a segment with the format's own record type, since no other is bound "
+        "here; for one that is damaged on purpose, add --damaged."
+    )
+
+
 @click.command()
+@click.option("--damaged", is_flag=True, help="Also describe segments without records, or whose scan ends corrupt.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def main(files: Sequence[Path]) -> None:
+def main(files: Sequence[Path], *, damaged: bool) -> None:
     """Write NAME.json beside each of FILES, segments of an installed format: what is in it."""
+    descriptions: dict[Path, dict[str, Any]] = {}
     formats = FormatSet(load_catalogue())
     for file in files:
         if file.suffix not in formats.extensions:
             raise click.UsageError(f"{file}: no installed format has files {file.suffix or 'without an extension'}")
         found = formats.by_extension(file.suffix)
-        said = described(found.format, found.descriptor.fields, file.read_bytes())
+        descriptions[file] = said = described(found.format, found.descriptor.fields, file.read_bytes())
+        if not damaged:
+            check_readable(file, said)
+    for file, said in descriptions.items():
         file.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
         click.echo(file.with_suffix(".json"))
 
