@@ -165,6 +165,23 @@ def test_message_of_several_queues_is_stored_once(tmp_path):
         assert [(entry.msg_id, entry.references) for entry in store.entries()] == [(b"\xab" * 16, 3)]
 
 
+@pytest.mark.parametrize("name", ["o.JSONL", "o.NdJson", "o.Parquet"])
+def test_source_ignores_capital_letters_of_endings(name, tmp_path):
+    """A file, and a directory with it. The sink for Parquet makes a directory."""
+    (tmp_path / "m.jsonl").write_text('{"system":"s","queue":"q","body":"eA=="}\n')
+    (tmp_path / "made").mkdir()
+    sink = "jsonl" if name == "o.NdJson" else None
+    run(tmp_path / "m.jsonl", made := tmp_path / "made" / name, sink=sink)
+    if made.is_dir():
+        assert [row["body"] for row in messages(made)] == ["eA=="]
+        [part] = made.iterdir()
+        part.rename(tmp_path / "part")
+        made.rmdir()
+        (tmp_path / "part").rename(made)
+    for path in (made, tmp_path / "made"):
+        assert [row["body"] for row in messages(path)] == ["eA=="]
+
+
 def test_files_sink_has_a_body_and_its_facts(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"system":"s","vhost":"/","queue":"../a b","body":"eA=="}\n')
     run(tmp_path / "m.jsonl", tmp_path / "out", sink="files")

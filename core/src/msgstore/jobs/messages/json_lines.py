@@ -27,20 +27,25 @@ from msgstore.files import Files
 from msgstore.jobs.messages.rows import batch_of, encode, has_origin, not_unicode, parse_line, queue_of, rows_of
 
 ENDINGS = (".jsonl", ".ndjson")
+"""Of names of files, in small or capital letters."""
 _BATCH = 4 * 2**20
 """Bytes of lines in one batch."""
+
+
+def _is_named_so(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS
 
 
 def detect(path: Path) -> Candidate | None:
     """Recognise a file by its ending and its first byte, a directory by such files."""
     files = [path] if path.is_file() else sorted(entry for entry in path.iterdir() if entry.is_file())[:1000]
-    found = [file.name for file in files if file.suffix in ENDINGS]
-    if not found:
+    found = next(filter(_is_named_so, files), None)
+    if found is None:
         return None
-    with next(file for file in files if file.suffix in ENDINGS).open("rb") as stream:
+    with found.open("rb") as stream:
         if stream.read(1) not in (b"{", b""):
             return None
-    return Candidate("likely", f"{found[0]} is JSON Lines")
+    return Candidate("likely", f"{found.name} is JSON Lines")
 
 
 @attrs.define
@@ -67,7 +72,7 @@ class JsonLinesSource:
     def __init__(self, context: SourceContext) -> None:
         self._context = context
         top = context.path
-        self._names = [""] if top.is_file() else sorted(one.name for one in top.iterdir() if one.suffix in ENDINGS)
+        self._names = [""] if top.is_file() else sorted(one.name for one in filter(_is_named_so, top.iterdir()))
         self._queues: dict[QueueName, _Queue] | None = None
         self._damage: list[SourceDamage] = []
         self._current: tuple[int, Buffer] = (-1, b"")

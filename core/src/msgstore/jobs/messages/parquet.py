@@ -43,11 +43,16 @@ _MAX_READS = 2
 """Reads of each row group, on average, before all are kept in a temporary file."""
 
 
+def _is_named_so(path: Path) -> bool:
+    """Return True for a file's name with the ending, in small or capital letters."""
+    return path.suffix.lower() == ENDING
+
+
 def detect(path: Path) -> Candidate | None:
     """Recognise a file by its ending, a directory by such files. The columns are checked when it is read."""
     if path.is_file():
-        return Candidate("likely", "a file *.parquet") if path.suffix == ENDING else None
-    found = [entry.name for entry in sorted(path.iterdir()) if entry.suffix == ENDING and entry.is_file()]
+        return Candidate("likely", "a file *.parquet") if _is_named_so(path) else None
+    found = [entry.name for entry in sorted(path.iterdir()) if _is_named_so(entry) and entry.is_file()]
     return Candidate("likely", f"{found[0]}: Parquet") if found else None
 
 
@@ -82,7 +87,7 @@ class ParquetSource:
     def __init__(self, context: SourceContext) -> None:
         check_pyarrow(f"{context.path}: Parquet is read")
         self._context = context
-        self._files = find_files([context.path], lambda file: file.suffix == ENDING, f"that ends in {ENDING}")
+        self._files = find_files([context.path], _is_named_so, f"that ends in {ENDING}")
         self._groups: list[tuple[Path, int, int]] = []
         """File, number in it, and first row of each row group."""
         self._queues: dict[QueueName, _Queue] = {}

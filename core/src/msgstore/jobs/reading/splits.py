@@ -43,8 +43,8 @@ class FileSplit:
 
 def is_parquet(path: Path) -> bool:
     """Return True by the extension or the first bytes. Files of Hive and Trino have no extension; no line begins so."""
-    if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
-        return path.suffix == ".parquet"
+    if (is_named_so := path.suffix.lower() == ".parquet") or not path.is_file():  # a pipe can be read only once
+        return is_named_so
     with path.open("rb") as file:
         return file.read(4) == b"PAR1"
 
