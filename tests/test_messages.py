@@ -385,6 +385,23 @@ def test_interrupted_conversion_continues(step, sink, often, tmp_path, monkeypat
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("change", ["more", "less"])
+def test_changed_files_of_an_interrupted_conversion_are_refused(change, often, tmp_path, monkeypatch):
+    """Of flushed files, which the sink keeps when it continues: not one may have another size."""
+    origin = kestrel(tmp_path / "origin")
+    with monkeypatch.context() as patched:
+        patched.setattr(catalogue().sink("files").load_factory(), "finish", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(origin, tmp_path / "out", sink="files")
+    body = min((tmp_path / ".out.msgstore").rglob("*.body"))
+    content = body.read_bytes()
+    body.write_bytes(content + b"x" if change == "more" else content[:-1])
+    with pytest.raises(StoreError, match=r"and the files of q0 are not as it wrote them\. Begin anew with --restart"):
+        run(origin, tmp_path / "out", sink="files")
+    body.write_bytes(content)
+    assert run(origin, tmp_path / "out", sink="files").total("written") == 78
+
+
 def test_other_conversion_does_not_continue(often, tmp_path, monkeypatch):
     origin = kestrel(tmp_path / "origin")
     factory = catalogue().sink("jsonl").load_factory()
