@@ -23,6 +23,7 @@ from msgstore.jobs.columns.batches import damage_batch, record_batches, segments
 from msgstore.jobs.columns.schemas import RECORD, project, records_schema
 from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.workers import open_codec
+from msgstore_spark.errors import _parse
 from msgstore_spark.jobs import _records
 from msgstore_spark.options import ReadOptions
 from msgstore_spark.source import MsgStoreSource, SegmentReader, register
@@ -385,6 +386,13 @@ def test_wrong_option_is_refused(options, message):
     with pytest.raises(msgstore.MsgStoreError) as raised:
         ReadOptions.of(options).find()
     assert message in str(raised.value)
+
+
+def test_last_error_of_a_chain_is_told():
+    """It names the host, the Python and the user of the executor; Spark passes on the text of all."""
+    kind = "msgstore.contract.errors.StoreIOError"
+    text = f"{kind}: /new: Permission denied\n\nThe above ...\n{kind}: on vm (python), user spark: /new: Permission denied\n"
+    assert str(_parse(text)) == "on vm (python), user spark: /new: Permission denied"
 
 
 def test_queues_that_are_not_read_are_named_once(caplog):

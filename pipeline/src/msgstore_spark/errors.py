@@ -62,7 +62,7 @@ def task_errors() -> Iterator[None]:
 
 
 def _parse(text: str) -> MsgStoreError:
-    for name, message in _MSGSTORE_ERROR.findall(text):
+    for name, message in reversed(_MSGSTORE_ERROR.findall(text)):  # the last of a chain says the most, such as the host
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, MsgStoreError):
             try:
