@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from msgstore.cli.main import main
 from msgstore.contract import CorruptRecord
+from msgstore.jobs.workers import worker_catalogue
 from msgstore_queues.stores import Bodies
 
 
@@ -61,6 +62,16 @@ def test_two_first_users_open_store_once(tmp_path):
     bodies.read_many([])
     other.join()
     assert len(opened) == 1
+
+
+def test_what_reads_queues_is_named(opened, tmp_path, monkeypatch):
+    opened().queue("jobs").publish(b"body")
+    opened().close()
+    monkeypatch.setenv("_MSGSTORE_DISABLED", "rabbitmq-source")
+    worker_catalogue.cache_clear()
+    done = CliRunner().invoke(main, ["detect", str(tmp_path)])
+    worker_catalogue.cache_clear()
+    assert "queues. What reads their messages: pip install msgstore-rabbitmq-source" in done.output.replace("\n", "")
 
 
 def test_messages_of_store_with_another_record_type_are_listed(opened, tmp_path):

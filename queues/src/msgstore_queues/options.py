@@ -86,7 +86,8 @@ class VHostOptions:
     failure. The vhost is down in any case: ``"continue"`` lets its calls raise errors, and other vhosts go on; ``"stop"`` also
     sends SIGTERM to the process."""
     store: Mapping[str, Any] = attrs.field(factory=dict, validator=_refuse_keys_of_vhost)
-    """Options of the message stores, as in ``[stores.NAME]``, but ``path``, ``body``, ``durability`` and ``sync_interval``."""
+    """Options of the message stores, as in ``[stores.NAME]``, but ``path``, ``body``, ``durability`` and ``sync_interval``. The
+    bodies are terms, as a broker stores them, so that its tools read them: no codec changes them."""
     queues: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     """Options of queues by name. They are declared when the vhost opens."""
     defaults: Mapping[str, Any] = attrs.field(factory=dict)

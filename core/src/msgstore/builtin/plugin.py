@@ -97,7 +97,8 @@ class ParquetSinkOptions:
     """Options of the sink ``parquet``."""
 
     columns: str | None = None
-    """Columns of the files, with commas between them. None: all. Without ``body``, no source reads the files."""
+    """Columns of the files, with commas between them. None: all. Without ``body``, no source reads the files;
+    without ``properties``, the numbers of references are lost."""
 
 
 @hookimpl

@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 
 from msgstore.contract import Candidate, PluginError, StoreError, StoreIOError
+from msgstore.error_texts import install_line
+from msgstore.jobs.reports import QUEUE_FILES, find_not_read
 from msgstore.plugins.catalogue import Catalogue
 
 log = logging.getLogger("msgstore.bulk")
@@ -66,6 +68,9 @@ def not_recognised(catalogue: Catalogue, path: Path) -> str:
         text += (
             f"; directories in it that are recognised: {', '.join(beneath[:_MOST_NAMED])}{more}. Name one: {path / beneath[0]}"
         )
+    queues = [one.path for one in find_not_read(path) if one.what in QUEUE_FILES] if path.is_dir() else []
+    if queues and "rabbitmq" not in catalogue.names("source"):
+        text += f". There are queues: {queues[0]}. What reads their messages: {install_line('msgstore-rabbitmq-source')}"
     if packed := [name for name in names if name.lower().endswith(_ARCHIVES)]:
         text += f". Unpack these first, if they are what you look for: {', '.join(packed[:_MOST_NAMED])}"
     return f"{text}.{catalogue.failed_to_load()}"

@@ -127,7 +127,7 @@ MEMBER_TYPES: dict[str, tuple[type, ...]] = {
 OWN = "msgstore"
 """System of a message that names none."""
 REFERENCES = "msgstore.references"
-"""Property of a message that had several references in its store: their number."""
+"""Property with the number of references that a message had in its store, if there were several."""
 MAX_GIVEN = 2**32
 """Most references that a message may come with. Thousands of such messages of one id have fewer than an index can hold."""
 _HEX = re.compile(r"[0-9a-fA-F]{32}")
