@@ -381,6 +381,16 @@ def test_check_that_needs_the_configuration(keyed, tmp_path):
     assert "--config FILE' leaves out what they refuse, 'msgstore salvage' copies it." in error
 
 
+def test_rescued_bodies_of_a_broker_are_compared_as_stored(tmp_path):
+    """Under raw they are terms; the codec of the other store would unwrap those that are binaries."""
+    pytest.importorskip("msgstore_erlang_body")
+    for name in ("raw", "erlang"):
+        with msgstore.open_store(tmp_path / name, body=name) as store, store.client() as client:
+            client.write(A, msgstore.StoredBody(b"\x83m\0\0\0\1x"))
+    [*_, summary] = json_of("diff", tmp_path / "raw", tmp_path / "erlang")
+    assert (summary["same"], summary["differing"]) == (1, 0)
+
+
 def test_default_options_of_records_are_said(keyed, tmp_path):
     said = "records of the type audit are written with the defaults of its options (actor); "
     assert said in command("put", keyed, "03" * 16, stdin=b"x").stderr

@@ -27,6 +27,7 @@ from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_
 from msgstore.jobs.workers import body_check, body_codec
 from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import Catalogue
+from msgstore.plugins.known import KNOWN_BODIES
 from msgstore.scan import OpenFormat
 
 log = logging.getLogger("msgstore.bulk")
@@ -66,8 +67,8 @@ def plan_diff(
 ) -> DiffJob:
     """Read no segment. ``records`` binds record types beside those that the directories remember. With ``body``, this codec
     decodes the bodies of both sides before they are compared: a codec may store one body in several ways. Without it, stored
-    bodies are compared, unless the directories of A and of B remember different codecs: then each side is decoded by its own,
-    with the options that ``config`` has for its directories.
+    bodies are compared, unless the directories of A and of B remember different codecs, and not only raw and a broker's: then
+    each side is decoded by its own, with the options that ``config`` has for its directories.
 
     Raises StoreError (no segments), StoreLocked, ConfigError (also for a codec without the options that it needs), PluginError.
     """
@@ -83,7 +84,9 @@ def plan_diff(
 
 
 def _remember_different_codecs(a: JobInputs, b: JobInputs) -> bool:
-    return bool(a.codecs and b.codecs) and set(a.codecs) != set(b.codecs)
+    """Return False also for raw and a broker's codec: a rescued store has a broker's bodies as they were stored, under raw."""
+    names = {*a.codecs, *b.codecs}
+    return bool(a.codecs and b.codecs) and set(a.codecs) != set(b.codecs) and not names <= {"raw", *KNOWN_BODIES.values()}
 
 
 def _own_codec(path: Path, found: JobInputs, config: Config | None) -> Backend:
