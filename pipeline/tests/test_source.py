@@ -396,7 +396,7 @@ def test_last_error_of_a_chain_is_told():
 
 
 def test_queues_that_are_not_read_are_named_once(caplog):
-    source = MsgStoreSource({"path": str(DATA / "rabbitmq-3.10" / "clean")})
+    source = MsgStoreSource({"path": str(DATA / "rabbitmq-3.10")})
     source.reader(source.schema())
     (line,) = (row.getMessage() for row in caplog.records if "not read" in row.getMessage())
     assert "/queues: not read, may contain messages: queue indexes and " in line

@@ -8,7 +8,7 @@ import logging
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -141,17 +141,16 @@ class ReadOptions:
         return all(_COMPARISONS[comparison](name, value) for _, comparison, value in self.files)
 
 
-def warn_of_unread(found: JobInputs, paths: Sequence[str]) -> None:
+_NODE_LEVELS = 4
+"""Levels of directories above those of the queues in which the directory of a node is."""
+
+
+def warn_of_unread(found: JobInputs) -> None:
     """Log a warning about files that were recognised and not read, such as those of queues. Called once a query."""
     if found.not_read:
         more = f" and {len(found.not_read) - 1} more" * (len(found.not_read) > 1)
-        names = [
-            name
-            for path in map(Path, paths)
-            if path.is_dir()
-            for name, _ in detect(worker_catalogue(), path)
-            if name != "store"
-        ]
+        places = list(Path(found.not_read[0].path).parents)[:_NODE_LEVELS]
+        names = [name for place in places for name, _ in detect(worker_catalogue(), place) if name != "store"]
         what = '%s: not read, may contain messages: %s%s. Queues are read with .option("source", %s)'
         log.warning(what, found.not_read[0].path, found.not_read[0].what, more, f'"{names[0]}"' if names else "NAME")
 

@@ -84,7 +84,7 @@ class MsgStoreSource(DataSource):
             return MessageReader(MessageOptions.of(given), schema)
         options = ReadOptions.of(given)
         found = options.find()
-        warn_of_unread(found, options.paths)
+        warn_of_unread(found)
         full, constants = full_schema(options, found)
         return SegmentReader(options, found, *columns(full, schema, options.hint()), constants)
 
@@ -111,7 +111,7 @@ class MsgStoreSource(DataSource):
                 "read fails it in any case; see damage with the relation 'damage' of spark.read"
             )
         found = options.find()
-        warn_of_unread(found, options.paths)
+        warn_of_unread(found)
         full, constants = full_schema(options, found)
         return SegmentStreamReader(options, *columns(full, schema, options.hint()), constants)
 

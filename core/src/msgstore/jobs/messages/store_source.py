@@ -81,7 +81,7 @@ class StoreSource:
         if body and body.name == config.body.name:  # with the options, such as a key
             config = attrs.evolve(config, body=body)
         if context.options.format:
-            config = attrs.evolve(config, format=context.options.format)
+            config = attrs.evolve(config, format=context.options.format, where=str(context.path))
         self._store = open_configured(config, worker_catalogue(), mode="r", live="beside")
         self._client = self._store.client()
         self._accepts = None if context.accepts is None else context.accepts | {OWN_RECORD}
