@@ -27,7 +27,7 @@ from msgstore.files import Files
 from msgstore.jobs.messages.rows import batch_of, encode, has_origin, not_unicode, parse_line, queue_of, rows_of
 
 ENDINGS = (".jsonl", ".ndjson")
-"""Of names of files, in small or capital letters."""
+"""Endings of file names, in small or capital letters."""
 _BATCH = 4 * 2**20
 """Bytes of lines in one batch."""
 
