@@ -288,7 +288,7 @@ def test_unusable_python_is_named():
     version = "{}.{}".format(*sys.version_info)
     assert f"Set PYSPARK_PYTHON, where this program starts, to a Python {version} that is at the same path" in line
     ((line,),) = ask("local[2]", [], python="/no/such/python")
-    assert re.match(r"on \S+: no task can be run with /no/such/python: ", line)
+    assert re.match(r"on the host that Spark names \S+: no task can be run with /no/such/python: ", line)
 
 
 def test_dependency_and_library_that_are_missing_are_named_alone():

@@ -134,7 +134,7 @@ def test_killed_job_can_be_repeated(spark, tmp_path):
     """Nothing exists at the destination. Another job is refused until the first one is killed."""
     store = tmp_path / "out" / "store"
     with job(store, "local[2]", seconds=2) as killed:
-        with pytest.raises(PySparkException, match="is writing a store there"):
+        with pytest.raises(PySparkException, match="is writing there, in"):
             save(rows(spark, 10), store)
         os.kill(descendants(killed.pid, "org.apache.spark")[-1], signal.SIGKILL)
         killed.kill()

@@ -349,7 +349,7 @@ def test_segment_that_executor_may_not_read_fails_query(tmp_path, monkeypatch):
 def test_stream_writes_no_store(spark, tmp_path):
     register(spark)
     stream = spark.readStream.format("rate").load().selectExpr("unhex(md5(string(value))) as id", "binary('x') as body")
-    with pytest.raises(PySparkException, match=r"a stream cannot write a store. Write one for each batch: .*foreachBatch"):
+    with pytest.raises(PySparkException, match=r"a stream cannot write a store. Write one for each batch, in .*foreachBatch"):
         stream.writeStream.format("msgstore").option("checkpointLocation", str(tmp_path)).start(
             str(tmp_path)
         ).awaitTermination()
