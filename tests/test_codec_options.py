@@ -438,7 +438,7 @@ def test_copy_keeps_the_types_of_records(tmp_path):
 
 
 def test_new_store_has_records_with_options(keyed, tmp_path):
-    """Of a sink, in each way that ``convert`` reads them."""
+    """The sink ``store`` gives them to the record type, with a secret from the environment."""
     options = ["record=audit", 'records={"audit": {"byte": 200, "actor": {"env": "ACTOR"}}}']
     given = [part for option in options for part in ("--sink-option", option)]
     command("convert", keyed, tmp_path / "new", "--sink", "store", *given)

@@ -63,7 +63,7 @@ def written_golden(*arguments):
 
 
 def test_segments_without_records_or_corrupt_are_refused(tmp_path):
-    """Of several files, nothing is written for the others either."""
+    """If one of several files is refused, no description is written."""
     with msgstore.open_store(tmp_path / "own", **ACME_CELLS["ets-v2-audit"].keys) as store, store.client() as client:
         client.write(bytes(16), b"hello")
     with resources.as_file(resources.files("msgstore_format_v2") / "golden") as golden:

@@ -387,7 +387,7 @@ def test_interrupted_conversion_continues(step, sink, often, tmp_path, monkeypat
 
 @pytest.mark.parametrize("change", ["more", "less"])
 def test_changed_files_of_an_interrupted_conversion_are_refused(change, often, tmp_path, monkeypatch):
-    """Of flushed files, which the sink keeps when it continues: not one may have another size."""
+    """A conversion that continues keeps the flushed files, so a change of their size must be noticed."""
     origin = kestrel(tmp_path / "origin")
     with monkeypatch.context() as patched:
         patched.setattr(catalogue().sink("files").load_factory(), "finish", lambda self: 1 / 0)

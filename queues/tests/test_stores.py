@@ -19,7 +19,7 @@ from msgstore_queues.stores import Bodies
 
 @pytest.mark.parametrize("at", [0, 1, 4])
 def test_queue_stops_at_damaged_body_or_skips_it(opened, tmp_path, at):
-    """Those before it are delivered. With ``skip``, only it is lost, and it is reported."""
+    """The messages before it are delivered. With ``skip``, the damaged one is lost, and no other."""
     options = {"store": {"record": "checksum"}, "embed_below": 0}
     jobs = opened(**options).queue("jobs")
     for number in range(5):

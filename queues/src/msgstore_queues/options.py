@@ -78,9 +78,9 @@ class VHostOptions:
     """``"rabbitmq-3.10"``: a directory that RabbitMQ 3.10 wrote, or boots on: the data directory of a node that is not
     running, with the queues declared in it. Segments are ``*.rdq`` then."""
     damaged: Damaged = "stop"
-    """What follows if the body of a message in a message store is damaged. ``"stop"``: those before it are delivered, then each
-    call that takes a message raises CorruptRecord, with the position. ``"skip"``: it is acknowledged, and reported as lost; a
-    wrong key of the store would skip all."""
+    """How a queue treats a message whose body in a message store is damaged. ``"stop"``: the messages before it are delivered;
+    then each call that takes a message raises CorruptRecord, with the position. ``"skip"``: the message is acknowledged, and
+    reported as lost. With a wrong key of the store, ``"skip"`` would lose all messages."""
     restart: Restart = attrs.field(default="continue", validator=in_(("continue", "stop")))
     """What follows if a message store fails more than 3 times in 5 minutes, or the vhost cannot be opened again after a
     failure. The vhost is down in any case: ``"continue"`` lets its calls raise errors, and other vhosts go on; ``"stop"`` also
