@@ -224,11 +224,11 @@ def test_diff_is_the_same(spark, tmp_path):
 
 
 def test_diff_decodes_each_side_alike(spark, tmp_path):
-    for name in ("raw", "erlang"):
+    for name in ("raw", "zstd"):
         with msgstore.open_store(tmp_path / name, body=name) as store, store.client() as client:
             client.write_many([(bytes([number]) * 16, b"body %d" % number) for number in range(9)])
             client.write(bytes([9]) * 16, name.encode())
-    report = both("diff", plan_diff(CATALOGUE, tmp_path / "raw", tmp_path / "erlang"))
+    report = both("diff", plan_diff(CATALOGUE, tmp_path / "raw", tmp_path / "zstd"))
     assert (report.same, report.ids["differing"]) == (9, [bytes([9]) * 16])
 
 
