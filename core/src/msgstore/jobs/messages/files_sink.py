@@ -120,8 +120,8 @@ class FilesSink:
         pass
 
     def _discard(self) -> None:
-        """Delete what an interrupted conversion has left after its last flush. Raises StoreError if
-        files of that flush are missing or have another size."""
+        """Delete what an interrupted conversion has left after its last flush. Raises StoreError if files of that flush are
+        missing or have another size."""
         later, kept = list[Path](), Counter[str]()
         for directory, _, names in os.walk(self._top):
             place = Path(directory)
