@@ -385,6 +385,8 @@ plans-once: it plans the same segments once, although they grow older
 unknown-is-old: a segment whose age is not known is as old as the epoch
     plan: if s.sealed_at is not None) => if True)
     plan: sorted((s.sealed_at, => sorted((s.sealed_at or 0.0,
+later-is-old: a segment whose time lies after now is old
+    plan: self._reason(now - sealed_at, => self._reason(abs(now - sealed_at),
 """, options={"max_age": "7d"})  # fmt: skip
 
 LITTLE = {"max_bytes": "2kB"}

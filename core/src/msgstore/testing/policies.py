@@ -109,6 +109,9 @@ class GcPolicyTests(KitTests):
         ageless = {s.number for s in segments if s.sealed_at is None}
         early, late = ({one.number for one in policy.plan(segments, now) if isinstance(one, Drop)} for now in (0.0, NOW))
         assert not ageless & (late - early), "a segment whose age is unknown is dropped for its age"
+        times = ([attrs.evolve(s, sealed_at=s.sealed_at and at) for s in segments] for at in (NOW, NOW + YEARS))
+        fresh, ahead = ({one.number for one in policy.plan(made, NOW) if isinstance(one, Drop)} for made in times)
+        assert ahead <= fresh, "a segment whose time lies after now, as after a clock was set back, is dropped for its age"
         clocks = clocks_of(policy, partial(policy.plan, segments, NOW))
         assert not clocks, f"plan asks the clock of the machine: {', '.join(clocks)}; its argument now has the time"
 
@@ -139,9 +142,10 @@ class GcPolicyTests(KitTests):
 
     def test_it_plans_something(self, subject: Subject, policy: Any) -> None:
         """A failure means that the policy, with these options, does nothing in any of several hundred stores: with segments of
-        1 kB to 16 MB, from nearly all garbage to none, a minute to a year old, at each hour of a week. Then the other tests say
-        nothing of it. Give the descriptor an example with which it plans something. Or that it remembers what it has planned:
-        an action that the engine had to leave out is not planned again, or segments that were too young stay so for ever."""
+        1 kB to 16 MB, from nearly all garbage to none, a minute to a year old, at each minute of a day and each hour of a week.
+        Then the other tests say nothing of it. Give the descriptor an example with which it plans something. Or that it
+        remembers what it has planned: an action that the engine had to leave out is not planned again, or segments that were
+        too young stay so for ever."""
         if subject.provider.distribution == "msgstore" and subject.name == "never":
             return
         planned = []
@@ -153,8 +157,8 @@ class GcPolicyTests(KitTests):
                         format=OLDER if number % 7 == 0 else OWN)
                 for number in range(72)
             ]  # fmt: skip
-            times = (-(10.0**9), *(-60.0 * 3**power for power in range(12, -1, -1)), *(3600.0 * hour for hour in range(24 * 7)))
-            for after in times:
+            minutes = [*range(24 * 60), *range(24 * 60, 7 * 24 * 60, 60)]
+            for after in (-(10.0**9), *(-60.0 * 3**power for power in range(12, -1, -1)), *(60.0 * it for it in minutes)):
                 objects = (policy, policy, subject.make(subject.made_options))
                 one, again, other = (list(it.plan(with_current(found), NOW + after)) for it in objects)
                 assert one == again == other, "the second time, or by another object, the plan is another"

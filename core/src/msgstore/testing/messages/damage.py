@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from msgstore.contract import Capability, MessageBatch, MsgStoreError, PluginError, SourceDamage
+from msgstore.jobs.messages import sources
 from msgstore.jobs.messages.rows import rows_of
 from msgstore.testing.faults import address_space
 from msgstore.testing.messages.reading import (
@@ -277,6 +279,47 @@ class SourceDamageTests(KitTests):
                     assert not missing, f"beside {name!r} in {directory.name}: {len(missing)} messages are missing"
                 path = directory / name
                 path.rmdir() if path.is_dir() else path.unlink()
+
+    def test_a_file_that_cannot_be_read(
+        self, subject: Subject, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A failure means that one file stops the queues in other files: it is a pipe, or the disk has an error where it is. An
+        error of ``SourceContext.read`` ends the command if a source lets it pass. It is damage of size 0 of the queue, or a
+        QueueInfo with ``read=False``."""
+        whole = list(batches(subject, sample))
+        files = {batch.name: {file for each in whole if each.name == batch.name for file in each.files} for batch in whole}
+        alone = {file for of_queue in files.values() for file in of_queue if any(file not in other for other in files.values())}
+        if not alone:
+            skip_without("a sample with two queues in files of their own")
+        read_file, broken, aside = sources._read, Path(), tmp_path / "aside"
+
+        def read(opened_files: Any, path: Path, name: str) -> Any:
+            if path / name == broken:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(broken))
+            return read_file(opened_files, path, name)
+
+        monkeypatch.setattr(sources, "_read", read)
+        for file in sorted(alone):
+            others = places_of(batch for batch in whole if file not in files[batch.name])
+            broken = sample / file
+            self._reads(subject, sample, others, f"with an error of the disk in {file}")
+            broken.rename(aside)
+            os.mkfifo(sample / file)
+            broken = Path()
+            self._reads(subject, sample, others, f"with a pipe in place of {file}")
+            aside.replace(sample / file)
+
+    def _reads(self, subject: Subject, sample: Path, expected: set[Place], where: str) -> None:
+        """Read all queues. Fails unless the messages at these places are among them."""
+        try:
+            with within(), opened(subject, sample) as source:
+                names = [info.name for info in source.queues() if info.read]
+                items = [item for name in names for item in source.messages(name, 0, None)]
+                list(source.damage())
+        except MsgStoreError as error:
+            raise AssertionError(f"{where}, no queue is read: {error}") from error
+        missing = expected - places_of(item for item in items if isinstance(item, MessageBatch))
+        assert not missing, f"{where}, {len(missing)} messages of other queues are missing"
 
     def _read(
         self, subject: Subject, sample: Path, there: dict[Place, Any], where: str, *, is_cut: bool = False
