@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -11,8 +13,9 @@ from pathlib import Path
 import flatbuffers
 import pytest
 
-from msgstore.contract import ConfigError, MessageBatch, QueueName, SourceDamage
+from msgstore.contract import ConfigError, MessageBatch, QueueName, SourceDamage, StoreIOError
 from msgstore.jobs.detection import detect
+from msgstore.jobs.messages import sources as opening
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.convert import convert
 from msgstore.jobs.messages.listing import count_queues
@@ -134,6 +137,30 @@ def test_queues_over_several_files(tmp_path):
     assert not damage
     assert [row[5] for row in found] == [b"message %d" % number for queue in range(3) for number in range(queue, 60, 3)]
     assert [row[2] for row in found] == [row[4] for row in found] == [*range(20)] * 3
+
+
+def test_file_that_cannot_be_read_costs_its_messages_only(tmp_path, monkeypatch):
+    log = Writer(tmp_path, size=1000)
+    for number in range(30):
+        log.add("T", b"message %d" % number)
+    log.save()
+    whole, _ = read(tmp_path)
+    names = sorted((tmp_path / "commitlog").iterdir())
+    of_second = read(names[1])[0]
+    read_file = opening._read
+
+    def failing(files, path, name):
+        if path / name == names[1]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(names[1]))
+        return read_file(files, path, name)
+
+    monkeypatch.setattr(opening, "_read", failing)
+    found, damage = read(tmp_path)
+    assert [row[5] for row in found] == [row[5] for row in whole if row[5] not in {other[5] for other in of_second}]
+    assert (f"commitlog/{names[1].name}", "cannot be read: Input/output error") in {(one.file, one.reason) for one in damage}
+    monkeypatch.setattr(opening, "_read", lambda *_: os.open(tmp_path / "absent", os.O_RDONLY))
+    with pytest.raises(StoreIOError):  # not of the file alone
+        read(tmp_path)
 
 
 def test_one_file_of_a_log_is_read(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, takewhile
@@ -22,6 +23,8 @@ from msgstore_kestrel_journal.records import read_columns
 from msgstore_kestrel_journal.replay import FILE_BITS, Replay, capped_expiry, replay_journals
 
 SYSTEM = "kestrel"
+_UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
+"""Errors of a file that leave the other queues to be read."""
 _BATCH = 4 * 2**20
 """Bytes of records in one batch."""
 _BATCH_MESSAGES = 2**12
@@ -115,7 +118,15 @@ class KestrelSource:
         ]
 
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
-        replay = self._replay(str(name.queue))
+        try:
+            replay = self._replay(str(name.queue))
+        except OSError as error:  # later journals have removals of earlier messages: no part of a queue is right
+            if error.errno not in _UNREADABLE:
+                raise
+            file = Path(error.filename).name if error.filename else str(name.queue)
+            reason = f"cannot be read: {error.strerror}. The queue is not read"
+            yield SourceDamage(file=self._path(file), reason=reason, name=name)
+            return
         sizes = {after: (now, len(journal)) for (after, now), journal in zip(replay.files.order, replay.journals, strict=True)}
         for broken in replay.broken:
             file, size = sizes[broken.file]
@@ -123,7 +134,8 @@ class KestrelSource:
             yield SourceDamage(file=self._path(file), offset=broken.offset, size=size, reason=broken.reason, name=name)
         for foreign in replay.files.foreign:
             reason = "not a file of the queue: Kestrel does not load a queue beside such a name"
-            yield SourceDamage(file=self._path(foreign), size=self._size(foreign), reason=reason, name=name)
+            size = (self._context.path / foreign).stat().st_size
+            yield SourceDamage(file=self._path(foreign), size=size, reason=reason, name=name)
         opened = len(replay.state.opened)
         places = replay.state.in_delivery_order()
         stop = len(places) if stop is None else min(stop, len(places))
@@ -153,9 +165,6 @@ class KestrelSource:
 
     def _path(self, name: str) -> str:
         return "" if self._context.path.is_file() else name
-
-    def _size(self, name: str) -> int:
-        return len(self._context.read(self._path(name)))
 
     def _replay(self, queue: str) -> Replay:
         if self._replays is None or self._replays[0] != queue:

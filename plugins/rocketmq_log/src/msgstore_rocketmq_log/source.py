@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.contract import Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
+from msgstore.contract import Buffer, Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import BrokerConfig, read_config
 from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, queue_entries
@@ -23,6 +24,8 @@ from msgstore_rocketmq_log.reflow import LAYOUTS, ReflowOptions
 from msgstore_rocketmq_log.rows import QueueReader
 
 _OFFSETS = "config/consumerOffset.json"
+_UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
+"""Errors of a file that leave the others to be read."""
 _BATCH_MESSAGES = 2**12
 """Messages in one batch."""
 _NOT_READ = (
@@ -77,18 +80,20 @@ class RocketmqSource:
             self._sizes = {"": path.stat().st_size}
             begin = file_offset(path.name)
             files = log_files({f"{begin or 0:0{NAME_DIGITS}}": self._sizes[""]}, "")
-            self._log = CommitLog(files, lambda _: context.read(""))
+            self._log = CommitLog(files, lambda _: self._read(""))
             self._file_names = {files[0].name: ""}
         else:
             found = (one for one in path.rglob("*") if one.is_file())
             self._sizes = {one.relative_to(path).as_posix(): one.stat().st_size for one in found}
             folder = "commitlog/" if any(name.startswith("commitlog/") for name in self._sizes) else ""
-            self._log = CommitLog(log_files(self._sizes, folder), context.read)
+            self._log = CommitLog(log_files(self._sizes, folder), self._read)
             self._file_names = {file.name: file.name for file in self._log.files}
         self._config: BrokerConfig | None = None
         self._queues: dict[tuple[str, int], TopicQueue] = {}
         self._damage: dict[QueueName | None, list[SourceDamage]] = {}
         """By queue. None: all that belongs to no queue which has messages."""
+        self._unreadable: dict[str, str] = {}
+        """Files of logs and consume queues that cannot be read, with the reasons."""
 
     def queues(self) -> Iterable[QueueInfo]:
         queues, lags = self._found(), self._lags()
@@ -135,6 +140,7 @@ class RocketmqSource:
             found += (attrs.evolve(one, file=self._file_names[one.file]) for one in damage)
             begins = {file.name: file.begin for file in self._log.files}
             found += self._lost({begins[one.file] + one.offset for one in damage if one.messages})
+            found += [SourceDamage(file=file, reason=reason) for file, reason in self._unreadable.items()]
             self._log.forget_places()
             names = {_name(key) for key in self._queues}
             for one in found:
@@ -161,7 +167,7 @@ class RocketmqSource:
             is_batch = parts[0] == "batchconsumequeue"
             width = 46 if is_batch else 20
             queue = QueueName(SYSTEM, queue=parts[1], partition=whole_number(parts[2], bits=32))
-            data = self._context.read(name)
+            data = self._read(name)
             for number, offset, size in queue_entries(data, batch=is_batch):
                 if offset < self._log.begin or offset in reported:
                     continue
@@ -170,6 +176,16 @@ class RocketmqSource:
                         file=name, offset=number * width, size=width, messages=1, name=queue,
                         reason=f"the record of this message, at {offset} in the log, is not there or damaged",
                     )  # fmt: skip
+
+    def _read(self, name: str) -> Buffer:
+        """Return the content of a file; nothing of one that cannot be read."""
+        try:
+            return self._context.read(name)
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise
+            self._unreadable[name] = f"cannot be read: {error.strerror}"
+            return b""
 
     def _consumed(self, key: tuple[str, int]) -> int | None:
         assert self._config is not None
