@@ -19,14 +19,15 @@ from msgstore.jobs.messages.selection import Selection, select, selected_message
 from msgstore.jobs.messages.sources import SourceSpec, open_source, source_spec
 from msgstore.jobs.paths import is_glob
 from msgstore.jobs.workers import worker_catalogue
-from msgstore_spark.options import parse_options, paths_of
+from msgstore_spark.options import parse_options, paths_of, planning
 from msgstore_spark.schemas import columns
 from msgstore_spark.tasks import freeze_imports, join_small, name_host, require
 
 log = logging.getLogger("msgstore.spark")
 OPTIONS = {
     "path": "argument of `.load()`: what the source reads",
-    "source": "name of a source, such as `rabbitmq`, `kestrel` or `rocketmq`; or a JSON object with `use` and its options",
+    "source": "name of a source, such as `store` (its live messages), `rabbitmq`, `kestrel` or `rocketmq`; or a JSON object "
+    "with `use` and its options",
     "vhost": "virtual hosts, as a glob",
     "queue": "queues, as a glob",
     "state": "states, with commas; or `all`. Default: what a restart would deliver, and `expired`",
@@ -65,7 +66,8 @@ class MessageOptions:
         globs = [tuple(filter(None, [parsed.get(option)])) for option in ("vhost", "queue")]
         selection = select(vhosts=globs[0], queues=globs[1], states=() if everything else states, everything=everything)
         is_raw = _is_true(parsed.get("raw", "false"))
-        spec = source_spec(worker_catalogue(), Path(paths[0]), parsed.get("source"), raw=is_raw)
+        with planning():
+            spec = source_spec(worker_catalogue(), Path(paths[0]), parsed.get("source"), raw=is_raw)
         return cls(spec, selection, parsed.get("fail_fast", False))
 
 

@@ -8,7 +8,8 @@ import logging
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -115,11 +116,10 @@ class ReadOptions:
         catalogue = worker_catalogue()
         bound = bind_records(catalogue, self.records, "option 'records'")
         try:
-            found = find_inputs(catalogue, self.paths, records=bound)
+            with planning():
+                found = find_inputs(catalogue, self.paths, records=bound)
         except StoreError as error:
             raise StoreError(_SOURCE_HINT.sub(r'The source \1 can read it: .option("source", "\1") (', str(error))) from error
-        except PluginError as error:
-            raise type(error)(f"{sys.executable}, with which Spark plans the query: {error}") from error
         if self.files:
             inputs = tuple(item for item in found.inputs if self._is_wanted(item.path))
             found = attrs.evolve(
@@ -139,6 +139,15 @@ class ReadOptions:
     def _is_wanted(self, path: str) -> bool:
         name = as_text(Path(path).name)
         return all(_COMPARISONS[comparison](name, value) for _, comparison, value in self.files)
+
+
+@contextmanager
+def planning() -> Iterator[None]:
+    """Name the Python that plans a query in errors about a plugin that it lacks: the driver's may have it."""
+    try:
+        yield
+    except PluginError as error:
+        raise type(error)(f"{sys.executable}, with which Spark plans the query: {error}") from error
 
 
 _NODE_LEVELS = 4

@@ -17,7 +17,7 @@ from msgstore.contract import ConfigError
 from msgstore.jobs.columns.batches import as_text
 from msgstore.jobs.columns.schemas import DAMAGE, SEGMENTS, project, records_schema
 from msgstore.jobs.inputs import JobInputs, SegmentInput
-from msgstore_spark.options import ReadOptions
+from msgstore_spark.options import ReadOptions, planning
 
 MODIFIED = pa.timestamp("us", "UTC")
 _PARTITION = re.compile(r"(?:^|/)([^/=]+)=([^/]*)")
@@ -32,7 +32,9 @@ def full_schema(options: ReadOptions, found: JobInputs) -> tuple[pa.Schema, tupl
         return DAMAGE, ()
     if options.relation == "segments":
         return SEGMENTS.append(pa.field("modified", MODIFIED)), ()
-    known = records_schema(found.inputs, options.codec())
+    with planning():
+        codec = options.codec()
+    known = records_schema(found.inputs, codec)
     taken = {name.lower() for name in known.names}
     more = {} if "modified" in taken else {"modified": pa.field("modified", MODIFIED)}
     for store in dict.fromkeys(item.store for item in found.inputs):
