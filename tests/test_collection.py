@@ -13,6 +13,7 @@ import pytest
 
 import msgstore
 from msgstore.contract import Combine, Compact, Drop, RecordError, StoreIOError
+from msgstore.engine.compact import garbage_collector
 from msgstore.files import Files
 from msgstore.testing.faults import Crash
 from support import collect, contents, failing, flip, id_of, open_with
@@ -191,6 +192,16 @@ def test_compaction_keeps_the_age_of_segments(store):
     for segment, sealed_at in zip(store.segments(), before, strict=True):
         assert segment.sealed_at == pytest.approx(sealed_at, abs=1e-5)
         assert (store.path / segment.file).stat().st_mtime == pytest.approx(sealed_at, abs=1e-5)
+
+
+def test_warning_that_repeats_is_logged_once(store, caplog, monkeypatch):
+    """An hour later it is logged again, and another one at once."""
+    fill(store, range(100, 160))
+    calls = ((Compact(999), 0, 1), (Compact(999), 3500, 1), (Compact(998), 3500, 2), (Compact(999), 3700, 3))
+    for action, seconds, warnings in calls:
+        monkeypatch.setattr(garbage_collector.time, "monotonic", lambda at=seconds: 1e6 + at)
+        assert collect(store, action) == []
+        assert sum("is skipped" in record.getMessage() for record in caplog.records) == warnings
 
 
 def test_compaction_in_place_syncs_every_step(tmp_path, files, monkeypatch):

@@ -58,6 +58,9 @@ SPARE_SEGMENTS = 2
 _POLL_SECONDS = 0.005
 _PAUSE_SECONDS = 0.02
 """Shortest time between two collections of the thread, unless writers wait."""
+_REPEAT_SECONDS = 3600.0
+"""A warning is logged again after this time: a collection may fail in the same way each second."""
+_MAX_WARNINGS = 1000
 _CLOCK_STEP_SECONDS = 60.0
 """A larger step of the clock is logged."""
 _CLOCK_WAS_SET = "%s: the clock was set forward by %.0f s. For the GC policy no message is older until the store opens again"
@@ -97,6 +100,8 @@ class GarbageCollector:
         """True if writers must wait for the collection that runs or comes next. May be read without a lock."""
         self._interval = min(config.gc_interval, threading.TIMEOUT_MAX)
         self._opened, self._has_warned = time.time() - time.clock_gettime(_STEADY), False
+        self._warned: dict[str, float] = {}
+        """Warning to the steady time at which it was logged."""
         self._requests: SimpleQueue[None] = SimpleQueue()
         self._is_stopped = False
         name = f"msgstore-collector {accounting.segments.directory}"
@@ -151,8 +156,18 @@ class GarbageCollector:
                 good.append(action)
             elif reason:
                 named = self._policy_name, catalogue.provider(catalogue.gc_policy(self._policy_name)).distribution
-                log.warning("%s: %.100r of the GC policy %r of %s is skipped: %s", where, action, *named, reason)
+                self._warn("%s: %.100r of the GC policy %r of %s is skipped: %s", where, action, *named, reason)
         return good
+
+    def _warn(self, text: str, *arguments: object, traceback: bool = False) -> None:
+        """Log a warning, unless the same one was logged in the last hour."""
+        line, now = text % arguments, time.monotonic()
+        if now - self._warned.get(line, -math.inf) < _REPEAT_SECONDS:
+            return
+        if len(self._warned) >= _MAX_WARNINGS:
+            self._warned.clear()
+        self._warned[line] = now
+        log.log(logging.ERROR if traceback else logging.WARNING, "%s", line, exc_info=traceback)
 
     def _now(self) -> float:
         """Return the time for the policy: a clock that was set forward since the opening makes no message older (logged)."""
@@ -184,7 +199,7 @@ class GarbageCollector:
                 try:
                     done += self._act(action)
                 except StoreIOError as error:
-                    log.warning("%r failed and is left for the next collection: %s", action, error)
+                    self._warn("%r failed and is left for the next collection: %s", action, error)
                     failure = failure or error
                 if progress:
                     with self._lifecycle.callbacks.running():
@@ -323,9 +338,9 @@ class GarbageCollector:
             except StoreClosed:
                 break
             except MsgStoreError as error:
-                log.warning("%s: a collection failed and is tried again: %s", store, error)
-            except (Exception, SystemExit):  # writers must not wait for a thread that has ended
-                log.exception("%s: a collection failed and is tried again", store)
+                self._warn("%s: a collection failed and is tried again: %s", store, error)
+            except (Exception, SystemExit) as error:  # writers must not wait for a thread that has ended
+                self._warn("%s: a collection failed and is tried again: %r", store, error, traceback=True)
             self.is_behind = False
             if not self._is_stopped:
                 time.sleep(_PAUSE_SECONDS)
