@@ -166,6 +166,21 @@ def test_unreadable_segment_is_damage_and_deleted_is_gone(tmp_path):
     assert (report.gone, list(report.segments())) == (3, [])
 
 
+def test_policies_of_a_configuration_are_asked(tmp_path):
+    """With the options that a store has there, beside those of the examples, each once."""
+    policy = '{ use = "half-empty", garbage = 0.125 }'
+    tables = [f'[stores.{name}]\npath = "{name}"\ngc = {gc}\n' for name, gc in (("a", policy), ("b", policy), ("c", '"never"'))]
+    (tmp_path / "msgstore.toml").write_text("".join(tables), encoding="utf-8")
+    store = filled(tmp_path / "a")
+    options = {
+        key: [(one["name"], one["options"]) for one in json_of("inventory", store, *more)[-1]["policies"]]
+        for key, more in {"": [], "file": ["--config", tmp_path / "msgstore.toml"]}.items()
+    }
+    assert sorted(options["file"]) == sorted([*options[""], ("half-empty", "garbage = 0.125")])
+    shown = command("inventory", store, "--config", tmp_path / "msgstore.toml").stdout
+    assert shown.count("garbage = 0.125") == 1
+
+
 def test_command_shows_segments_store_and_policies(tmp_path):
     arguments = ["inventory", "--processes", "1"]
     lines = json_of(*arguments, DATA / "msg-store" / "v2_dirty_torn", code=1)

@@ -221,7 +221,7 @@ function choices(store, list, whole) {
   const plans = store.plans.map((plan) => {
     const [freed, lost] = ["gives_back", "messages_lost"].map((name) => sum(plan.steps.map((step) => step[name])));
     const counts = {};
-    for (const { what, files } of plan.steps) counts[what] = (counts[what] || 0) + files.length;
+    for (const { what } of plan.steps) counts[what] = (counts[what] || 0) + 1; // as inventory counts them
     const steps = Object.entries(counts).map(([what, count]) => `${what} ${number(count)}`).join(", ") || "nothing to do";
     return choice(plan, make("b", {}, plan.name),
       plan.options ? make("span", {}, plan.options) : null,

@@ -28,6 +28,7 @@ from msgstore.jobs.reading.segment_check import SegmentFindings, check_segment
 from msgstore.jobs.reports import Findings, ScannedSegment, sums
 from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_segments
 from msgstore.jobs.workers import worker_catalogue
+from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
 
@@ -40,6 +41,8 @@ class InventoryJob(SegmentJob):
     """Time for the policies, in seconds since the epoch: the same with every runner."""
     counts: str | None = None
     """A file of counts (:mod:`msgstore.jobs.counts`), of all stores together."""
+    policies: tuple[Backend, ...] = ()
+    """GC policies to ask beside those of the examples."""
 
 
 def plan_inventory(
@@ -49,13 +52,15 @@ def plan_inventory(
     *,
     counts: Path | None = None,
     records: Mapping[str, int] | None = None,
+    policies: Iterable[Backend] = (),
 ) -> InventoryJob:
-    """Read no segment. ``records`` binds record types beside those that the directories remember.
+    """Read no segment. ``records`` binds record types beside those that the directories remember. ``policies`` are asked beside
+    every installed one with its examples.
 
     Raises StoreError (no segments), ConfigError, PluginError.
     """
     found = find_inputs(catalogue, sources, records=records)
-    return InventoryJob(tuple(map(str, sources)), found, now, named_counts(counts))
+    return InventoryJob(tuple(map(str, sources)), found, now, named_counts(counts), tuple(policies))
 
 
 # -- the report ---------------------------------------------------------------------------------------------------------------
@@ -224,7 +229,7 @@ def _store(job: InventoryJob, directory: str, rows: Sequence[tuple[SegmentInput,
     except OSError as error:  # of a name next to the segments: no store would open
         store.unasked = f"{error.filename or directory}: {error.strerror or error}"
     else:
-        store.policies = list(forecast(catalogue, picture, job.now))
+        store.policies = list(forecast(catalogue, picture, job.now, job.policies))
     return store
 
 

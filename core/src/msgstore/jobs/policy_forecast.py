@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -16,7 +16,7 @@ from msgstore.engine.open.startup import can_resume
 from msgstore.engine.opening import remembered_config
 from msgstore.engine.segment.segment import Segment
 from msgstore.files import Files
-from msgstore.option_values import structure
+from msgstore.option_values import Backend, structure
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet
 
@@ -87,8 +87,12 @@ def make_policy_input(directory: Path, catalogue: Catalogue, formats: FormatSet,
     return PolicyInput(stats, by_number, generation, config.file_size_limit, len(found) - len(by_number))
 
 
-def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator[PolicyPlan]:
-    """Return the plans of every installed policy, with each set of options in the examples of its descriptor."""
+def forecast(
+    catalogue: Catalogue, picture: PolicyInput, now: float, configured: Iterable[Backend] = ()
+) -> Iterator[PolicyPlan]:
+    """Return the plans of the ``configured`` policies, and of every installed one with each set of options in the examples of
+    its descriptor."""
+    configured = list(configured)
     for name in catalogue.names("gc"):
         named = [found for found in catalogue.registrations if found.kind == "gc" and found.descriptor.name == name]
         plan = PolicyPlan(name, ", ".join(str(found.provider.distribution) for found in named))
@@ -97,11 +101,15 @@ def forecast(catalogue: Catalogue, picture: PolicyInput, now: float) -> Iterator
         except PluginError as error:
             yield attrs.evolve(plan, error=str(error))
             continue
-        for example in descriptor.examples:
-            shown = ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in example.items())
+        chosen = [one for one in configured if one.name == name]
+        given = [one.options for one in chosen]
+        chosen += [Backend(name, example) for example in descriptor.examples if dict(example) not in given]
+        for one in chosen:
+            items = one.options.items()
+            shown = ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in items)
             plan = attrs.evolve(plan, summary=descriptor.summary, options=shown)
             try:
-                options = structure(descriptor.options, example, f"the examples of the GC policy {name!r}")
+                options = structure(descriptor.options, one.options, f"the GC policy {name!r}", one.base)
                 actions = plan_of(catalogue.make(descriptor, options), picture.stats, now)
             except Exception as error:  # a plugin may raise anything
                 reason = str(error) if isinstance(error, MsgStoreError) else f"{type(error).__name__}: {error}"
