@@ -474,12 +474,21 @@ def test_missing_option_of_source_or_sink_is_shown(machine, kind):
     assert told in command("convert", machine.store, machine.path / "to.jsonl", f"--{kind}", "packs", code=2).stderr
 
 
+OPTION_TYPES = (
+    "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, "
+    "each also with | None. For bytes take hexadecimal text"
+)
+
+
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
         ("vhost: str = 5", "examples with the defaults: vhost: an integer is not text"),
-        ("names: set = ()", "the option 'names' cannot be a <class 'set'>: a list is a tuple[str, ...]"),
-        ("names: list[str] = ()", "the option 'names' cannot be a list[str]: a list is a tuple[str, ...]"),
+        ("names: set = ()", f"the option 'names' cannot be a set, but {OPTION_TYPES}"),
+        ("names: list[str] = ()", f"the option 'names' cannot be a list[str], but {OPTION_TYPES}"),
+        ("names: tuple[bytes, ...] = ()", f"the option 'names' cannot be a tuple[bytes, ...], but {OPTION_TYPES}"),
+        ("key: bytes | None = None", f"the option 'key' cannot be a bytes | None, but {OPTION_TYPES}"),
+        ("key: dict[str, int] | str = ''", f"the option 'key' cannot be a dict[str, int] | str, but {OPTION_TYPES}"),
     ],
 )
 def test_plugins_check_finds_option_of_another_type(machine, option, problem):

@@ -119,7 +119,11 @@ class Unfit:
         (HalfEmptyOptions, {"garbage": True}, "True is not a number"),
         (HalfEmptyOptions, {"garbage": 10**400}, "here garbage: int too large to convert to float"),
         (Unresolved, {}, "here: the class of options .*Unresolved cannot be used: NameError: .*Sice"),
-        (Unfit, {"when": "UTC"}, "here when: the class of options .*Unfit cannot be used: StructureHandler"),
+        (
+            Unfit,
+            {"when": "UTC"},
+            "here when: the class of options .*Unfit cannot be used: TypeError: the option .when. cannot be a ",
+        ),
         (Unfit, {"share": 0}, "here: the class of options .*Unfit cannot be used: ZeroDivisionError"),
     ],
 )

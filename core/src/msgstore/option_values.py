@@ -133,7 +133,11 @@ def typed_values(options: type[Any], table: Mapping[str, Any], where: str, base:
         hints = _hints(cast("Hashable", options))
         for name, value in table.items():
             place = f"{where} {name}"
-            values[name] = typed(hints[name], value, place, base)
+            try:
+                values[name] = typed(hints[name], value, place, base)
+            except Exception:
+                check_type(name, hints[name])
+                raise
     except ConfigError:
         raise
     except Exception as error:  # of a plugin's class, such as annotations that cannot be resolved
@@ -166,11 +170,33 @@ def _unusable(options: type, place: str, error: Exception) -> ConfigError:
     return ConfigError(f"{place}: the class of options {name} cannot be used: {first_line(error)}")
 
 
+_OPTION_TYPES = (Any, int, float, bool, str, type(None), Path, Size, Duration, Backend, Mapping)
+
+
 @functools.cache
 def _hints(options: Hashable) -> dict[str, Any]:
     """Return the type hints of a class. Cached: compiling annotations is slow, and every opening needs those of all its
     plugins."""
     return typing.get_type_hints(options)
+
+
+def check_type(name: str, kind: Any) -> None:
+    """Raise TypeError for an annotation that no option has."""
+    if not _is_option_type(kind):
+        known = (
+            "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, each also with | None"
+        )
+        shown = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else kind
+        raise TypeError(f"the option {name!r} cannot be a {shown}, but {known}. For bytes take hexadecimal text")
+
+
+def _is_option_type(kind: Any) -> bool:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return len(inner) == 2 and inner[1] is ... and _is_option_type(inner[0])
+    if len(_alternatives(kind)) > 1:
+        return all(map(_is_option_type, _alternatives(kind)))
+    return kind in _OPTION_TYPES or origin in (Literal, Mapping) or (isinstance(kind, type) and attrs.has(kind))
 
 
 def table_of(value: object, where: str) -> Mapping[str, Any]:
@@ -309,7 +335,9 @@ def _text(value: object, base: Path | None) -> str:
         known = """, { env = "NAME" } or { file = "PATH" }""" if base is not None and isinstance(value, Mapping) else ""
         raise ValueError(f"{_kind(value)} is not text{known}")
     [(source, name)] = value.items()  # what must not be in the configuration file
-    if source == "env" and isinstance(name, str):
+    if source == "env":
+        if not isinstance(name, str):
+            raise ValueError(f"{_shown(name)} is not the name of an environment variable")
         if name not in os.environ:
             raise ValueError(f"the environment variable {name} is not set")
         return os.environ[name]

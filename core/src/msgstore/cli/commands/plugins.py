@@ -18,7 +18,7 @@ from rich.text import Text
 
 from msgstore.cli import options, output
 from msgstore.cli.config_check import check_store
-from msgstore.cli.option_texts import has_option_type, hinted_fields, toml_type, toml_value
+from msgstore.cli.option_texts import hinted_fields, toml_type, toml_value
 from msgstore.config import read_config
 from msgstore.contract import (
     BodyCodecDescriptor,
@@ -39,7 +39,7 @@ from msgstore.contract import (
     SourceDescriptor,
 )
 from msgstore.engine.opening import load_config
-from msgstore.option_values import structure
+from msgstore.option_values import check_type, structure
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.known import NOUNS
 from msgstore.plugins.loader import Provider
@@ -110,9 +110,10 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
                 continue
             catalogue.load_factory(descriptor)
             for option in hinted_fields(descriptor.options):
-                if not has_option_type(option.type):
-                    where = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}"
-                    yield f"{where}: the option {option.name!r} cannot be a {option.type}: a list is a tuple[str, ...]"
+                try:
+                    check_type(option.name, option.type)
+                except TypeError as error:
+                    yield f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}: {error}"
             if isinstance(descriptor, SourceDescriptor):
                 with catalogue.attribute_errors(descriptor, "cannot be asked what it recognises"):
                     descriptor.load_detect()
