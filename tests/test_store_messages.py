@@ -227,7 +227,8 @@ def test_full_disk_names_the_destination_and_what_is_kept(sink, tmp_path, monkey
     store = filled(tmp_path / "store", PAIRS)
     monkeypatch.setattr(Files, "pwrite", failing(errno.ENOSPC))
     told = command("convert", store, tmp_path / "to", "--sink", sink, code=2).stderr
-    assert told.startswith(f"msgstore: {tmp_path / 'to'}: No space left on device. What was confirmed is kept")
+    assert told.startswith(f"msgstore: {tmp_path / 'to'}: No space left on device. Nothing was kept; mend the cause")
+    assert "continues" not in told
 
 
 # -- the former verbs ---------------------------------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ class SourceOptions:
         configuration, its codec and its record types have the options that they have there."""
         given: dict[str, object] = {**parse_options(self.source_options, "--source-option")}
         if self.config_file is not None and self.source in (None, "store"):
-            store = read_config(self.config_file).find(path)
+            config = read_config(self.config_file)
+            if (store := config.find(path)) is None and (config.names or config.vhosts):
+                output.note(f"{self.config_file}: has no table [stores.NAME] of {path}: bodies and records are read without it")
             for key in ("body", "format") if store is not None else ():
                 backend: Backend = getattr(store, key)
                 if backend.options and key not in given:
@@ -193,7 +195,12 @@ def finish(
     if others:
         states = ", ".join(f"{number:,} {state}" for state, number in sorted(others.items()))
         out.print(f"not selected: {states} (--all selects every state)", "yellow")
-    damage = [attrs.evolve(span, file=span.file or path.name) for span in damage]
+    of_queues = {(span.file, span.offset, span.size) for span in damage if span.name is not None}
+    damage = [
+        attrs.evolve(span, file=span.file or path.name)
+        for span in damage
+        if span.name is not None or (span.file, span.offset, span.size) not in of_queues  # the same, found in its file
+    ]
     out.emit(*map(damage_as_json, damage))
     if not out.as_json:
         out.damage([SpanReport(span.file, span.offset, span.size, span.reason) for span in damage])

@@ -211,7 +211,8 @@ def _errors(destination: Path) -> Iterator[None]:
     except OSError as error:
         is_ours = error.filename is None or f".{destination.name}.msgstore" in str(error.filename)
         place = destination if is_ours else error.filename
+        kept, again = ("What was confirmed is kept", ": it continues") if begun_with(destination) else ("Nothing was kept", "")
         raise StoreIOError(
-            f"{place}: {error.strerror or error}. What was confirmed is kept; mend the cause (space, "
-            "limits, permissions, the disk) and run the command again: it continues."
+            f"{place}: {error.strerror or error}. {kept}; mend the cause (space, limits, permissions, the disk) and run the "
+            f"command again{again}."
         ) from error

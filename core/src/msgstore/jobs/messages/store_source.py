@@ -18,7 +18,6 @@ from msgstore.contract import (
     Damage,
     MessageBatch,
     MessageNotFound,
-    MsgStoreError,
     QueueInfo,
     QueueName,
     RecordField,
@@ -81,7 +80,7 @@ class StoreSource:
         if body and body.name == config.body.name:  # with the options, such as a key
             config = attrs.evolve(config, body=body)
         if context.options.format:
-            config = attrs.evolve(config, format=context.options.format, where=str(context.path))
+            config = attrs.evolve(config, format=context.options.format, last_opened=config.last_opened - {"format"})
         self._store = open_configured(config, worker_catalogue(), mode="r", live="beside")
         self._client = self._store.client()
         self._accepts = None if context.accepts is None else context.accepts | {OWN_RECORD}
@@ -96,6 +95,8 @@ class StoreSource:
         self._codec = codec if body or any(field.name != PAYLOAD.name for field in codec.fields) else None
         self._is_named = body is not None
         self._has_warned = False
+        self._logged = set[str]()
+        """Reasons for damage whose remedy was logged."""
         self._entries: list[StoredMessage] | None = None
 
     def queues(self) -> Iterable[QueueInfo]:
@@ -166,8 +167,8 @@ class StoreSource:
             refusals=refusals if refusals and any(refusals) else None,
         )
 
-    def _bodies(self, entries: Sequence[StoredMessage]) -> Iterator[bytes | MsgStoreError]:
-        """Yield the body of each message, or why it cannot be read."""
+    def _bodies(self, entries: Sequence[StoredMessage]) -> Iterator[bytes | str]:
+        """Yield the body of each message, or why it cannot be read. What to do about that is logged once."""
         ids = [entry.msg_id for entry in entries]
         found: dict[bytes, bytes] = {}
         with suppress(CorruptRecord):
@@ -175,8 +176,13 @@ class StoreSource:
         for msg_id in ids:
             try:
                 yield found[msg_id] if msg_id in found else self._client.read(msg_id)
-            except (CorruptRecord, MessageNotFound) as error:
-                yield error
+            except CorruptRecord as error:
+                if error.reason not in self._logged:
+                    log.warning("%s", error)
+                self._logged.add(error.reason)
+                yield f"{error.reason}: message {msg_id.hex()}"
+            except MessageNotFound as error:  # a writer has removed it since
+                yield str(error)
 
     def _has_fields(self, entries: Sequence[StoredMessage]) -> bool:
         """Return True if a segment of these messages may have records with fields."""
