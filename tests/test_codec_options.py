@@ -47,6 +47,7 @@ class Options:
         ({"mirrors": [{"host": "a"}, {"hots": "b"}]}, "where mirrors: unknown key 'hots'. Did you mean 'host'?"),
         ({"password": {"env": "NO_SUCH"}}, "where password: the environment variable NO_SUCH is not set"),
         ({"password": {"file": "absent"}}, "where password: base/absent: cannot be read: No such file or directory"),
+        ({"password": {"env": 5}}, "where password: 5 is not the name of an environment variable"),
         ({"password": {"env": "A", "file": "b"}}, "where password: a table with the keys env, file is not text, { env"),
         ({"password": 7}, "where password: an integer is not text"),
         ({"certificate": "~nobody-here/c"}, "where certificate: '~nobody-here/c': there is no such user"),
@@ -346,6 +347,11 @@ def test_options_of_record_types_are_relative_to_the_file(tmp_path, monkeypatch)
     command("config", "check", "--config", tmp_path / "msgstore.toml")
 
 
+@attrs.frozen
+class SecretActor:
+    actor: str = attrs.field(default="", repr=False)
+
+
 @pytest.fixture
 def keyed(tmp_path, monkeypatch):
     """A store with a message of the actor ``us`` and one of ``them``. A reader that has the option refuses other actors."""
@@ -378,7 +384,52 @@ def test_check_that_needs_the_configuration(keyed, tmp_path):
     assert [row["id"] for row in json_of("messages", tmp_path / "out.jsonl") if "body" in row] == [A.hex()]
     error = command("get", "a", B.hex(), *config, code=1).stderr
     assert "other options of its record type, such as another key: compare them first" in error
-    assert "--config FILE' leaves out what they refuse, 'msgstore salvage' copies it." in error
+    assert "--config FILE' leaves out the records that these options refuse; 'msgstore salvage' copies them." in error
+
+
+def test_missing_key_is_that_of_the_file(keyed, tmp_path, monkeypatch):
+    monkeypatch.delenv("ACTOR")
+    for verb in ("messages", "verify"):
+        error = command(verb, keyed, "--config", tmp_path / "msgstore.toml", code=2).stderr
+        assert "format records audit actor: the environment variable ACTOR is not set" in error
+        assert "as last opened" not in error
+
+
+def test_file_without_the_store_is_told(keyed, tmp_path):
+    config = tmp_path / "others.toml"
+    config.write_text('[stores.b]\npath = "b"\n[vhosts.v]\n', encoding="utf-8")
+    told = f"{config}: has no table [stores.NAME] of {keyed}: bodies and records are read without it"
+    assert told in command("messages", keyed, "--config", config).stderr
+    error = command("verify", keyed, "--config", config, code=2).stderr
+    assert "Message stores of a vhost need a table of their own here" in error
+
+
+def test_damage_of_a_message_is_one_span(keyed, tmp_path):
+    """A scan finds it, and so does the reader of the message. What to do about it is said once."""
+    with msgstore.open_store(keyed, mode="r") as store:
+        entries = {entry.msg_id: entry for entry in store.entries()}
+    segment = keyed / "0.sqs"
+    content = bytearray(segment.read_bytes())
+    content[entries[A].offset + entries[A].size - 1] ^= 1
+    segment.write_bytes(content)
+    for verb in (["messages"], ["convert", tmp_path / "out.jsonl"]):
+        done = command(verb[0], keyed, *verb[1:], code=1)
+        assert done.stdout.count("checksum_mismatch") == 1
+        assert f"checksum_mismatch: message {A.hex()}" in done.stdout
+        assert done.stderr.count("'msgstore salvage' copies every intact record") == 1
+    damage = [row for row in json_of("messages", keyed, code=1) if row.get("kind") == "damage"]
+    assert [(row["offset"], row["reason"]) for row in damage] == [(entries[A].offset, f"checksum_mismatch: message {A.hex()}")]
+
+
+def test_reader_without_the_key_says_so(keyed, tmp_path, monkeypatch):
+    """A secret is an option that no repr shows."""
+    config = ["--config", tmp_path / "msgstore.toml"]
+    assert "read without" not in command("verify", keyed).stderr
+    monkeypatch.setattr("acme_audit_record.plugin.AuditOptions", SecretActor)
+    for verb in (["verify", keyed], ["scan", keyed, *config], ["salvage", keyed, tmp_path / "copy", *config]):
+        said = "record types are read without audit (actor): what they check with that is not checked. "
+        assert said in command(*verb).stderr
+    assert "read without" not in command("verify", keyed, *config, code=1).stderr
 
 
 def test_rescued_bodies_of_a_broker_are_compared_as_stored(tmp_path):
@@ -434,7 +485,7 @@ def test_copy_keeps_the_types_of_records(tmp_path):
     with msgstore.open_store(tmp_path / "a") as store, store.client() as client:
         client.write(A, b"body")
     done = command("migrate", "a", tmp_path / "b", "--to", "v2", "--config", tmp_path / "msgstore.toml")
-    assert "records keep their types; record = 'audit' is for new ones: convert writes all anew" in done.stderr
+    assert "copied records do not get record = 'audit', which is for new ones: convert writes all anew" in done.stderr
 
 
 def test_new_store_has_records_with_options(keyed, tmp_path):

@@ -142,6 +142,7 @@ def test_put_get_rm_count_references(fresh):
     assert "existed already" in again.stderr
     [shown] = rows_of("get", fresh, ID)
     assert base64.b64decode(shown.pop("body_base64")) == body
+    assert rows_of("get", fresh, ID, "--fields") == [shown]
     sha256 = hashlib.sha256(body).hexdigest()
     assert shown == {"id": ID, "size": len(body), "refs": 2, "record": "message", "as_stored": True, "body_sha256": sha256}
     assert run("rm", fresh, ID).stdout == f"{ID} (1 reference left)\n"
@@ -241,7 +242,9 @@ def test_compact_all_reaches_newest_segment(fresh):
     make_store(fresh, 50, 1000)
     run("rm", fresh, *hexes(*range(40)), code=0)
     told = "nothing to compact: the policy half-empty names no segment now. --all compacts all with garbage, also the newest: "
-    assert run("compact", fresh).stdout == f"{told}39.9 KiB in 1 segment\n"
+    done = run("compact", fresh)
+    assert done.stdout == f"{told}39.9 KiB in 1 segment\n"
+    assert "a directory does not remember its policy: half-empty, the default, was asked. See --config" in done.stderr
     [done, summary] = rows_of("compact", "--all", fresh)
     assert (done["size_before"], done["size_after"]) == (64 + 50 * 1021, 64 + 10 * 1021)
     assert (summary["size_after"], summary["skipped"]) == (64 + 10 * 1021, [])

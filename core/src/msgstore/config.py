@@ -131,6 +131,7 @@ class Config:
             raise ConfigError(
                 f"{self.file}: there is no table [stores.{name}]. "
                 f"Stores: {', '.join(self.names) or 'none'}{nearest(name, self.names)}"
+                f"{'. Message stores of a vhost need a table of their own here' if self.vhosts else ''}"
             )
         return self.stores[name]
 

@@ -125,6 +125,8 @@ def _report_errors() -> Iterator[None]:
         raise
     except Exception as error:
         known = error if isinstance(error, MsgStoreError | OSError) else blame(error)
+        if isinstance(error, MemoryError):
+            known = MsgStoreError("this process has no more memory: give it more, or read less at once")
         if known is None:
             raise
         for line in str(known).splitlines() if getattr(known, "has_lines", False) else [_one_line(known)]:

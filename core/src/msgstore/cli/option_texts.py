@@ -41,11 +41,6 @@ def toml_type(kind: Any) -> str:
     return "table"
 
 
-def has_option_type(kind: Any) -> bool:
-    """Return False for collections that a configuration file has no value for, or that a frozen class should not have."""
-    return not {kind, typing.get_origin(kind)} & {bytes, dict, frozenset, list, set}
-
-
 def hinted_fields(kind: Any) -> Iterator[attrs.Attribute[Any]]:
     """Yield the fields of an attrs class, with types that are resolved."""
     hints = typing.get_type_hints(kind)
@@ -59,6 +54,14 @@ def default_options(catalogue: Catalogue, format_name: str, record: str | None) 
         return ""
     names = ", ".join(attrs.fields_dict(catalogue.record(format_name, str(record)).options))
     return f"records of the type {record} are written with the defaults of its options ({names})" if names else ""
+
+
+def read_without_keys(catalogue: Catalogue, names: Iterable[str]) -> str:
+    """Return a sentence about record types with secret options when they are read without a configuration, else ""."""
+    types = catalogue.descriptors(RecordTypeDescriptor)
+    secrets = {one.name: [field.name for field in attrs.fields(one.options) if field.repr is False] for one in types}
+    listed = [f"{name} ({', '.join(secrets[name])})" for name in sorted(set(names)) if secrets.get(name)]
+    return f"record types are read without {', '.join(listed)}: what they check with that is not checked" if listed else ""
 
 
 def unbound_type(spans: Iterable[SpanReport], catalogue: Catalogue, option: str) -> str:

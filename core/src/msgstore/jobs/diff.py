@@ -24,7 +24,7 @@ from msgstore.jobs.reading.segment_check import IntactRecords, intact_records, r
 from msgstore.jobs.reports import Findings, NotRead
 from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_segments
-from msgstore.jobs.workers import body_check, body_codec
+from msgstore.jobs.workers import body_check, body_codec, worker_catalogue
 from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.plugins.known import KNOWN_BODIES
@@ -103,12 +103,15 @@ def _own_codec(path: Path, found: JobInputs, config: Config | None) -> Backend:
             f"{path}: {config.file} has different options of the codec {name!r} for its directories. Compare them one by one"
         )
     codec = codecs[0] if codecs else Backend(name)
+    remembered = {kind: distribution for item in found.inputs for kind, distribution in item.distributions}
     try:
+        attrs.evolve(worker_catalogue(), remembered=remembered).body_codec(name)
         body_check(codec)
     except (ConfigError, PluginError) as error:
+        options = " Options of the codec come from a store in --config FILE." if isinstance(error, ConfigError) else ""
         raise type(error)(
-            f"{path}: remembers the body codec {name!r}, and the other side another one, so bodies must be decoded: {error}. "
-            "Options of the codec come from a store in --config FILE. To compare stored bodies: --body raw"
+            f"{path}: remembers the body codec {name!r}, and the other side another one, so bodies must be decoded: "
+            f"{str(error).rstrip('.')}.{options} To compare stored bodies: --body raw"
         ) from error
     return codec
 

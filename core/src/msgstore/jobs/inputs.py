@@ -80,6 +80,10 @@ class JobInputs:
         """Bytes of the segments."""
         return sum(item.size for item in self.inputs)
 
+    def bound_types(self) -> set[str]:
+        """Return the names of the record types that the directories bind."""
+        return {name for item in self.inputs for name, _ in item.records}
+
     def add_to(self, report: Findings) -> None:
         """Add the findings to the report of a job."""
         report.damage += self.damage

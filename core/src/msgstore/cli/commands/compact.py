@@ -55,6 +55,8 @@ def compact(store: options.StoreArgument, everything: bool, out: output.Output) 
         results = opened.compact(everything=everything, progress=progress)
         segments = list(opened.segments())
         quarantined = [segment.file for segment in segments if segment.quarantined]
+    if store.config_file is None and not everything:
+        output.note(f"a directory does not remember its policy: {target.config.gc.name}, the default, was asked. See --config")
     garbage = {segment.file: segment.garbage_bytes for segment in segments if segment.garbage_bytes and not segment.quarantined}
     idle = "nothing to compact"
     if garbage and not everything:
@@ -147,7 +149,9 @@ def migrate(
     if destination is not None:
         target = attrs.evolve(store, adopt=False).resolve()
         if store.config_file is not None and target.config.record != OWN_RECORD:
-            output.note(f"records keep their types; record = {target.config.record!r} is for new ones: convert writes all anew")
+            output.note(
+                f"copied records do not get record = {target.config.record!r}, which is for new ones: convert writes all anew"
+            )
         _copy(target, destination, to_format, runner, out)
         return
     target = store.find()

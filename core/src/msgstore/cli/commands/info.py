@@ -118,7 +118,9 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield "", Text(f"{recovery['missing']:,} ids with references have no record", "red")
     if recovery["distrust"]:
         yield "", Text(counts_line(recovery), "red")
-    earlier = f"in {output.plural(facts['quarantined'], 'segment')}. 'msgstore verify' lists it."
+    earlier = (
+        f"in {output.plural(facts['quarantined'], 'segment')}, found earlier. 'msgstore verify' lists what is damaged now."
+    )
     for line in facts["damage"] or [earlier] * bool(facts["quarantined"]):
         yield "damage", Text(line, "red")
 

@@ -62,7 +62,8 @@ def ls(store: options.StoreArgument, fields: bool, out: output.Output) -> None:
                 text = " ".join([described.record or "-", *(f"{name}={value}" for name, value in described.as_text().items())])
             line(_ROW.format(*place.values(), text))
     if stats.quarantined and not stats.recovery.damaged:
-        output.note(f"damage was found in {output.plural(stats.quarantined, 'segment')} earlier. 'msgstore verify' lists it.")
+        segments = output.plural(stats.quarantined, "segment")
+        output.note(f"damage was found in {segments} earlier. 'msgstore verify' lists what is damaged now.")
     out.finish(damaged=damaged)
 
 
@@ -89,7 +90,7 @@ def get(store: options.StoreArgument, msg_id: bytes, fields: bool, out: output.O
     if out.as_json:
         as_stored = isinstance(body, StoredBody) or target.config.body.name == "raw"
         members = {"as_stored": as_stored, "body_sha256": hashlib.sha256(body).hexdigest()}
-        members["body_base64"] = base64.b64encode(body).decode()
+        members |= {} if fields else {"body_base64": base64.b64encode(body).decode()}
         out.emit({"id": msg_id.hex(), "size": len(body), "refs": references, **described.as_json(), **members})
     elif fields:
         shown = {"record": described.record or "-", **described.as_text(), "size": output.size(len(body)), "refs": references}

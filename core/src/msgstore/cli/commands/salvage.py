@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.option_texts import default_options, unbound_type
+from msgstore.cli.option_texts import default_options, read_without_keys, unbound_type
 from msgstore.jobs.reports import SETTINGS_DAMAGED, sums
 from msgstore.jobs.salvage import SalvageJob, plan_salvage
 from msgstore.jobs.workers import disabled_plugins
@@ -61,6 +61,8 @@ def salvage(
     job = plan_salvage(catalogue, sources, destination, body=codec, check_body=codec, **choices)
     if defaults := default_options(catalogue, job.target.format, choices["record"]):
         output.note(f"{defaults}; convert gives others: --sink-option records=...")
+    if unchecked := read_without_keys(catalogue, job.found.bound_types()):
+        output.note(f"{unchecked}. 'msgstore convert NAME DEST --config FILE' leaves out what it refuses")
     run_salvage(job, catalogue, runner, out, "salvaging")
 
 

@@ -12,7 +12,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.option_texts import unbound_type
+from msgstore.cli.option_texts import read_without_keys, unbound_type
 from msgstore.cli.output import count, plural
 from msgstore.config import read_config
 from msgstore.contract import CheckBody
@@ -101,6 +101,8 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
         out.print("A scan stops at a corrupt end. 'msgstore salvage' also finds the intact records after it.", "dim")
     if hint := unbound_type(spans, catalogue, "--record"):
         out.print(hint, "dim")
+    if unchecked := read_without_keys(catalogue, found.bound_types()):
+        output.note(f"{unchecked}. 'msgstore verify NAME --config FILE' checks it")
     note_damaged_settings(found)
     out.finish(damaged=damaged, not_read=found.not_read)
 
@@ -144,12 +146,12 @@ def span_reports(report: SegmentReport) -> list[SpanReport]:
     help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Default: the saved counts of each store, if any.",
 )
 @options.records
-@options.configuration(options.OMIT)
+@options.configuration(f"{options.OMIT} The GC policies of its stores are asked, too, with their options.")
 @options.runner
 @options.as_json
 def inventory(
     paths: tuple[Path, ...],
-    config_file: Path | None,  # noqa: ARG001 - it was used when it was parsed
+    config_file: Path | None,
     runner: options.RunnerOptions,
     out: output.Output,
     **choices: Any,
@@ -167,7 +169,9 @@ def inventory(
       msgstore inventory '/backups/*/msg_store_persistent' --json
     """
     catalogue = load_catalogue(disabled_plugins())
-    job = plan_inventory(catalogue, paths, time.time(), **choices)
+    stores = [] if config_file is None else read_config(config_file).stores.values()
+    policies = dict.fromkeys(store.gc for store in stores if store.gc.options)
+    job = plan_inventory(catalogue, paths, time.time(), policies=policies, **choices)
     report = runner.run(out, "counting", catalogue, job.size, lambda by, bar: by.inventory(job, bar))
     for store in report.stores:
         out.emit(*(segment.as_json() for segment in store.segments), store.as_json())
@@ -308,6 +312,8 @@ def diff(
             out.print(f"{meaning}: {msg_id.hex()}", "red")
         out.more(len(ids), _MAX_DIFFERENT_IDS, f"more {meaning}")
     counts = [f"{len(report.ids[kind]):,} {meaning}" for kind, meaning in _MEANINGS.items()]
-    out.print(f"{report.same:,} the same, {', '.join(counts)}")
+    dead = "; removed messages count until their segment is compacted"
+    only_one_has = report.ids["only_a"] or report.ids["only_b"]
+    out.print(f"{report.same:,} the same, {', '.join(counts)}{dead if only_one_has else ''}")
     out.damage([*report.a.damage, *report.b.damage], 2)
     out.finish(damaged=not report.agrees, not_read=report.not_read, summary=report.as_json())

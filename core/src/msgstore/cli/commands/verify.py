@@ -20,8 +20,9 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.checking import DamagedSpan, Inconsistency, SegmentCheck, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
-from msgstore.contract import Buffer, ConfigError
-from msgstore.directory import has_settings
+from msgstore.cli.option_texts import read_without_keys
+from msgstore.contract import Buffer, Capability, ConfigError, StoreLocked
+from msgstore.directory import Settings, has_settings
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.option_values import structure
@@ -152,6 +153,10 @@ def scrub(store: options.StoreArgument, rate: int | None, restart: bool, out: ou
 def _verify_all(store: options.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
     targets, not_read = store.find_all()
     verdicts = [_verify(target, out, rate, _load_state(target.path) if resume else ScrubState(), saves) for target in targets]
+    if store.config_file is None:
+        names = [name for target in targets for name in (target.settings() or Settings()).records]
+        if unchecked := read_without_keys(targets[0].catalogue, names):
+            output.note(f"{unchecked}. --config FILE gives it")
     out.finish(damaged=not all(verdicts), not_read=not_read)
 
 
@@ -195,8 +200,7 @@ def _verify(target: options.StoreTarget, out: output.Output, rate: int | None, s
                 yield check
 
     out.emit(*(span.as_json(target.path) for span in state.spots))
-    # A limited check may take hours: it works next to a writer if the index can be read live.
-    with target.open("r", live="beside" if saves else "never") as opened:
+    with _opened(target, is_limited=saves) as opened:
         try:
             out.rows(str(target.path), _COLUMNS, checks(opened), as_json=lambda check: check.as_json())
         except BaseException:
@@ -212,6 +216,16 @@ def _verify(target: options.StoreTarget, out: output.Output, rate: int | None, s
         _show(target, out, state, summary, state.bytes - before)
     out.emit(summary)
     return bool(summary["ok"])
+
+
+def _opened(target: options.StoreTarget, *, is_limited: bool) -> Store:
+    """Open the store. A limited check may take hours: it works next to a writer if the index can be read live."""
+    try:
+        return target.open("r", live="beside" if is_limited else "never")
+    except StoreLocked as error:
+        if is_limited or Capability.LIVE_READS not in target.catalogue.index(target.config.index.name).capabilities:
+            raise
+        raise StoreLocked(f"{error} 'msgstore verify --rate SIZE' checks it beside the writer.", error.pid) from error
 
 
 def _summary(

@@ -360,7 +360,10 @@ class Reader:
         remedy = f"'msgstore salvage{checks_bodies}' copies every intact record into a new store."
         if is_sound:
             doubt = ", or was written with other options of its record type, such as another key: compare them first"
-            remedy = "'msgstore convert STORE DEST --config FILE' leaves out what they refuse, 'msgstore salvage' copies it."
+            remedy = (
+                "'msgstore convert STORE DEST --config FILE' leaves out the records that these options refuse; 'msgstore "
+                "salvage' copies them."
+            )
         return CorruptRecord(
             f"{path} at offset {offset}: the record of {msg_id.hex()} is damaged ({error}){doubt}. Other messages are not "
             f"affected; {remedy}",
