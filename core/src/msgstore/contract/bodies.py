@@ -67,5 +67,6 @@ class BodyCodecWithFields(BodyCodec, Protocol):
     def fields(self, stored: bytes) -> tuple[object, ...] | None:
         """Return the values in the order of the descriptor, None for each absent one. None if ``stored`` is not of this codec.
 
-        Called by tools only, with any bytes. Never raises, and takes time and memory linear in the number of bytes.
+        Called by tools that show fields, such as ``messages`` and Spark, with any bytes. Never raises, and takes time and
+        memory linear in the number of bytes.
         """

@@ -104,8 +104,8 @@ class RecordFields(Protocol):
     def fields(self, record: bytes) -> tuple[object, ...]:
         """Return the values of a whole record in the order of the descriptor, None for each absent one. 0 is a value.
 
-        Called by tools only, for records that a scan found intact. Raises RecordError, and nothing else whatever the bytes, if
-        the record has no readable values.
+        Called by tools only, for records that a scan found intact. Raises RecordError, and nothing else, if such a record has
+        no readable values.
         """
 
 
