@@ -21,7 +21,7 @@ import clusters
 import msgstore
 from msgstore.contract import ConfigError
 from msgstore.scan import describe
-from msgstore_spark import check_executors, upload_wheels
+from msgstore_spark import ExecutorMismatch, check_executors, executors, upload_wheels
 from msgstore_spark.executors import _problems, differences, fingerprint
 
 # -- executors with this Python -----------------------------------------------------------------------------------------------
@@ -305,6 +305,28 @@ def test_dependency_and_library_that_are_missing_are_named_alone():
     there = {name: found for name, found in here.items() if name != "msgstore-rabbitmq-files"}
     (line,) = _problems(here, answer | {"missing": [], "fingerprint": there})
     assert line.startswith("msgstore-rabbitmq-files: nothing; here msgstore-rabbitmq-files ")
+
+
+def test_directory_is_checked_by_a_file_in_it(tmp_path, monkeypatch, caplog):
+    """A host where nothing is mounted has the directory, too."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "0.sqs").touch()
+    asked = []
+
+    def answer(spark, paths):
+        here = fingerprint()
+        asked.extend(paths)
+        unreadable = {path: "No such file or directory" for path in paths if path.endswith(".sqs")}
+        return [{"host": "h", "process": 1, "python": here["Python"], "missing": [], "problem": "", "fingerprint": here,
+                 "unreadable": unreadable}]  # fmt: skip
+
+    monkeypatch.setattr(executors, "_ask_executors", answer)
+    monkeypatch.setattr(executors, "count", lambda spark: 1)
+    with pytest.raises(ExecutorMismatch, match=r"on h: .*0\.sqs: No such file or directory\. Executors need it"):
+        check_executors(None, [tmp_path, tmp_path / "empty", tmp_path / "typo"])
+    assert asked == [*map(str, (tmp_path, tmp_path / "empty", tmp_path / "typo", tmp_path / "store" / "0.sqs"))]
+    assert "typo: does not exist on the driver, and is not checked" in caplog.text
 
 
 REMEDY = "Install there: acme==2, the way you did here, or upload wheels (upload_wheels(), spark-submit --py-files)"

@@ -8,6 +8,7 @@ import gc
 import os
 import pickle
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
 import msgstore
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, PluginError
 from msgstore.jobs.columns.batches import damage_batch, record_batches, segments_batch, spans_batch
 from msgstore.jobs.columns.schemas import RECORD, project, records_schema
 from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.workers import open_codec
 from msgstore_spark.errors import _parse
 from msgstore_spark.jobs import _records
+from msgstore_spark.messages import MessageOptions
 from msgstore_spark.options import ReadOptions
+from msgstore_spark.schemas import full_schema
 from msgstore_spark.source import MsgStoreSource, SegmentReader, register
 from msgstore_spark.streams import SegmentStreamReader
 from msgstore_spark.tasks import SegmentPartition, absolute, first_copies, map_tasks
@@ -205,6 +208,19 @@ def test_damage_fails_query_if_asked(load, tmp_path):
     (store / "msgstore.json").write_text("{")
     with pytest.raises(PySparkException, match=r"msgstore.json: settings_damaged; the mode is FAILFAST"):
         load(store, mode="FAILFAST").count()
+
+
+def test_plugin_that_is_missing_where_a_query_is_planned_names_the_python(tmp_path):
+    for call in (
+        lambda: full_schema(
+            options := ReadOptions.of({"path": str(written(tmp_path / "store")), "body": "nope"}), options.find()
+        ),
+        lambda: MessageOptions.of({"path": str(tmp_path), "source": "nope"}),
+    ):
+        with pytest.raises(
+            PluginError, match=f"^{sys.executable}, with which Spark plans the query: no installed plugin provides"
+        ):
+            call()
 
 
 def test_table_of_catalog_is_read(spark, load, tmp_path):

@@ -80,11 +80,16 @@ def fingerprint() -> dict[str, str]:
 def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> int:
     """Check all current executors and return their number. Executors that start later are not checked.
 
-    ``paths`` are input files: each must exist on the executors under the same path. Paths that do not exist on the driver are
-    ignored. The check runs one tiny task per task slot. Raises ExecutorMismatch with each host, its differences, and the
+    ``paths`` are input files and directories: each must exist on the executors under the same path, and so must the first file
+    in a directory, which an empty mount point does not have. A warning names paths that do not exist on the driver. The check
+    runs one tiny task per task slot. Raises ExecutorMismatch with each host, its differences, and the
     action, such as a ``pip`` command. Raises SparkUnavailable if a cluster starts no executor within a minute.
     """
     checked = list(map(os.path.abspath, paths))
+    for path in checked[:]:
+        checked += _first_file(path)
+        if not os.path.exists(path):  # noqa: PTH110 - a path of Spark's, as text
+            log.warning("%s: does not exist on the driver, and is not checked", path)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not is_remote() and not count(spark):
         if time.monotonic() > deadline:
@@ -103,6 +108,11 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
     if problems:
         raise ExecutorMismatch("\n".join(["executors cannot do what the driver can", *problems]))
     return len(answers)
+
+
+def _first_file(path: str) -> list[str]:
+    """Return a file in a directory, or in one below it, if there is any."""
+    return next(([os.path.join(top, min(files))] for top, _, files in os.walk(path) if files), [])  # noqa: PTH118 - as above
 
 
 def no_executor(spark: SparkSession) -> SparkUnavailable:
