@@ -17,6 +17,7 @@ import msgstore
 from msgstore.cli.option_texts import toml_value
 from msgstore.contract import ConfigError, Duration, RecordError
 from msgstore.option_values import Backend, GivenText, backend_of, structure, typed
+from msgstore.plugins import catalogue
 from support import A, B, command, json_of
 
 KEY = "ab" * 16
@@ -426,6 +427,7 @@ def test_reader_without_the_key_says_so(keyed, tmp_path, monkeypatch):
     config = ["--config", tmp_path / "msgstore.toml"]
     assert "read without" not in command("verify", keyed).stderr
     monkeypatch.setattr("acme_audit_record.plugin.AuditOptions", SecretActor)
+    monkeypatch.setattr(catalogue, "_KEPT", {})
     for verb in (["verify", keyed], ["scan", keyed, *config], ["salvage", keyed, tmp_path / "copy", *config]):
         said = "record types are read without audit (actor): what they check with that is not checked. "
         assert said in command(*verb).stderr
@@ -450,6 +452,16 @@ def test_default_options_of_records_are_said(keyed, tmp_path):
         client.write(A, b"x")
     for arguments, is_said in ((["--record", "audit", "--bind", "audit=200"], True), ([], False)):
         assert (said in command("salvage", tmp_path / "plain", tmp_path / f"new{is_said}", *arguments).stderr) == is_said
+
+
+def test_conversion_says_defaults_of_new_records(keyed, tmp_path):
+    said = "records of the type audit are written with the defaults of its options (actor); --sink-option 'records="
+    for records, code, is_said in (("200", 0, True), ('{"byte": 200}', 0, True), ('{"byte": 200, "actor": "us"}', 0, False)):
+        sink = ["--sink", "store", "--sink-option", "record=audit", "--sink-option", f'records={{"audit": {records}}}']
+        done = command("convert", keyed, tmp_path / records[-5:], *sink, code=code)
+        assert (said in done.stderr) == is_said
+    error = command("convert", keyed, tmp_path / "none", *sink[:4], code=2).stderr
+    assert "from 128 to 255 of your choice. A table with byte gives its options, too: actor." in error
 
 
 def test_missing_record_type_is_one_error_of_a_store(keyed, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ import clusters
 import msgstore
 from msgstore.contract import ConfigError
 from msgstore.scan import describe
-from msgstore_spark import ExecutorMismatch, check_executors, executors, upload_wheels
+from msgstore_spark import ExecutorMismatch, check_executors, executors, sessions, upload_wheels
 from msgstore_spark.executors import _problems, differences, fingerprint
 
 # -- executors with this Python -----------------------------------------------------------------------------------------------
@@ -345,6 +346,22 @@ def test_remedy_is_one_for_each_distribution():
     assert line.endswith(
         "because acme fails: ModuleNotFoundError: No module named 'acme'; here acme 2 (contract 1.0). " + REMEDY
     )
+
+
+def test_planner_is_asked_with_the_paths_that_spark_gives_it(monkeypatch, caplog):
+    """A Python without PySpark gets that of Spark, before what PYTHONPATH has."""
+    version, asked = fingerprint()["Python"], []
+
+    def run(command, *, env, **_):
+        asked.append(env["PYTHONPATH"].split(os.pathsep))
+        return subprocess.CompletedProcess(command, 0, f"{version}\n{json.dumps(fingerprint())}\n".encode(), b"")
+
+    monkeypatch.setattr(sessions.subprocess, "run", run)
+    monkeypatch.setenv("PYTHONPATH", "/a")
+    sessions._check_planner("/no/such/python")
+    assert [Path(path).name.partition("-")[0] for path in sorted(asked[0])] == ["a", "py4j", "pyspark.zip"]
+    assert asked[0][-1] == "/a"
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

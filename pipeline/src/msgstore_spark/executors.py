@@ -253,9 +253,12 @@ def _ask_executors(spark: SparkSession, paths: Sequence[str]) -> list[Answer]:
         where = f"on the host that Spark names {host[1]}" if host else "executors"
         python = "Python" if is_remote() else spark.sparkContext.pythonExec
         starts = "the Spark Connect server" if is_remote() else "this program"
+        setting = f"Set PYSPARK_PYTHON, where {starts} starts, to"
+        if "PYSPARK_GATEWAY_PORT" in os.environ:
+            setting = "With spark-submit --conf spark.pyspark.python=PATH, name"
         raise ExecutorMismatch(
-            f"{where}: no task can be run with {python}: {reason.rstrip('.')}. Set PYSPARK_PYTHON, where {starts} "
-            f"starts, to a Python {fingerprint()['Python']} that is at the same path on every host and on this machine. The "
+            f"{where}: no task can be run with {python}: {reason.rstrip('.')}. {setting} "
+            f"a Python {fingerprint()['Python']} that is at the same path on every host and on this machine. The "
             "executors' user must be able to run it, and the interpreter it links to"
         ) from None
     return [json.loads(row[0]) for row in rows]

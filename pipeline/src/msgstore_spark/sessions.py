@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark import __version__ as pyspark_version
@@ -111,8 +112,11 @@ def _check_planner(python: str) -> None:
 
     here, why, details = fingerprint(), "", list[str]()
     remedy = "Install the driver's packages there, or make a link to an environment that has them."
+    own = os.environ.get("PYTHONPATH")
+    of_spark = map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*of_spark, *([own] if own else [])])}  # as Spark makes it
     try:
-        done = subprocess.run([python, "-c", _FINGERPRINT], check=False, capture_output=True)
+        done = subprocess.run([python, "-c", _FINGERPRINT], check=False, capture_output=True, env=environment)
     except OSError:
         why, remedy = "cannot be run", "Make a link there to an environment with the driver's packages."
     else:
@@ -121,7 +125,7 @@ def _check_planner(python: str) -> None:
             log.warning("PYSPARK_PYTHON: %s is %s", python, differences(here, {"Python": version})[0])
         elif done.returncode:
             why = "cannot import msgstore_spark"
-            remedy = "upload_wheels() brings it for all but streams: for these, install the driver's packages there."
+            remedy = "upload_wheels() brings it for all but streams, and no dependencies: install the driver's packages there."
         elif details := differences(here, json.loads(found[-1])):
             why = "differs from the driver's Python"
     if why:

@@ -266,14 +266,18 @@ def bind_records(catalogue: Catalogue, bindings: Iterable[tuple[str, int]], opti
 
 def assigned_byte(catalogue: Catalogue, format_name: str, record: str, where: str) -> int:
     """Return the assigned byte of a record type that is written but not bound. Raises ConfigError if it has none."""
-    byte = catalogue.record(format_name, record).assigned_byte
+    descriptor = catalogue.record(format_name, record)
+    byte = descriptor.assigned_byte
     if byte is None:
+        names = ", ".join(attrs.fields_dict(descriptor.options))
+        table = f" A table with byte gives its options, too: {names}." if names and where != "salvage" else ""
         options = {"salvage": f"--bind {record}=128", NEW_STORE: f"""--sink-option 'records={{"{record}": 128}}'"""}
         in_python = f'format={{"use": "{format_name}", "records": {{"{record}": 128}}}}'
         in_file = f'format = {{ use = "{format_name}", records = {{ {record} = 128 }} }}'
         written = options.get(where, in_python if where.startswith("open_store()") else in_file)
         raise ConfigError(
             f"{where} record: {record!r} is bound to no byte. Write {written}, with a byte from 128 to 255 of your choice."
+            f"{table}"
         )
     return byte
 

@@ -136,6 +136,8 @@ def with_other_options(subject: Subject) -> Iterator[tuple[str, Any, Subject]]:
                 yield from accepted(name, (0, 1, 2, -1, *sizes))
             case str():
                 yield from accepted(name, get_args(kinds.get(name)))  # of a Literal
+                yield from accepted(name, (it[name] for it in subject.descriptor.examples if name in it))
+                yield from accepted(name, (digit + value[1:] for digit in "01" if value))  # a key of a fixed length
                 yield from accepted(name, (value[::-1], value * 2, value + value[:1], "", "x", " x ", "ü", "x\ny\0z"))
                 for begin, letter in (("", "x"), ("", "ü"), ("x", "ü"), ("", "€")):
                     yield from islice(accepted(name, (begin + letter * more for more in range(LONGEST_TEXT, 1, -1))), 1)

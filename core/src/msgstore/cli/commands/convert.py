@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from msgstore.builtin.plugin import StoreSinkOptions
 from msgstore.cli import options, output
 from msgstore.cli.message_options import (
     MAX_REASONS,
@@ -21,12 +23,14 @@ from msgstore.cli.message_options import (
     source_path,
     to_sink,
 )
+from msgstore.cli.option_texts import default_options
 from msgstore.cli.output import count, plural
 from msgstore.contract import QueueInfo
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.conversion_report import ConvertReport
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.option_values import Backend, backend_of
+from msgstore.plugins.catalogue import Catalogue
 
 to_runner = options.bundle(
     "runner",
@@ -95,6 +99,9 @@ def _convert(
     catalogue = worker_catalogue()
     job = plan_convert(catalogue, path, destination, selection.selection(), dry_run=dry_run, **choices)
 
+    if job.sink.name == "store":
+        _note_defaults(catalogue, job.sink.structure(StoreSinkOptions, "the sink store", "--sink-option"))
+
     def refused(info: QueueInfo, position: int, reason: str) -> None:
         out.emit({"kind": "refused", "queue": str(info.name), "position": position, "reason": reason})
 
@@ -161,6 +168,16 @@ def _backend(name: str, **given: Any) -> Backend:
         codec = backend_of(given["body"])
         given["body"] = {"use": codec.name, **codec.options}
     return Backend(name, given, base=Path())
+
+
+def _note_defaults(catalogue: Catalogue, options: StoreSinkOptions) -> None:
+    """Say that new records have the defaults of the options of their type, unless some are given."""
+    given = options.records.get(options.record)
+    if isinstance(given, Mapping) and set(given) > {"byte"}:
+        return
+    if defaults := default_options(catalogue, options.format, options.record):
+        table = f"""--sink-option 'records={{"{options.record}": {{"byte": 128, ...}}}}'"""
+        output.note(f"{defaults}; {table} gives others")
 
 
 def _renamed(pair: str) -> tuple[str, str]:

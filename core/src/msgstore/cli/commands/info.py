@@ -130,7 +130,7 @@ def counts_line(recovery: Mapping[str, Any]) -> str:
     return (
         f"the saved counts do not fit the directory: {recovery['distrust']}; "
         f"{output.plural(recovery['kept'], 'message')} with the saved counts, {recovery['missing']:,} missing, "
-        f"{recovery['revived']:,} removed earlier and live again"
+        f"{recovery['revived']:,} live again that may have been removed. The next opening for writing corrects the counts"
     )
 
 
