@@ -7,13 +7,16 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 import msgstore
+from msgstore.cli.checking import check_segments
 from msgstore.cli.option_texts import toml_value
 from msgstore.contract import ConfigError, Duration, RecordError
 from msgstore.option_values import Backend, GivenText, backend_of, structure, typed
@@ -432,6 +435,27 @@ def test_reader_without_the_key_says_so(keyed, tmp_path, monkeypatch):
         said = "record types are read without audit (actor): what they check with that is not checked. "
         assert said in command(*verb).stderr
     assert "read without" not in command("verify", keyed, *config, code=1).stderr
+    said = "new records of the type 'audit' have no actor: the directory does not remember it. Name it in format"
+    assert [said in command("compact", store, *more).stderr for store, more in ((keyed, []), ("a", config))] == [True, False]
+
+
+def test_check_is_not_resumed_with_another_key(keyed, tmp_path, monkeypatch):
+    def stopped(*arguments: Any) -> Iterator[Any]:
+        yield next(iter(check_segments(*arguments)))
+        raise KeyboardInterrupt
+
+    config = ["--config", tmp_path / "msgstore.toml"]
+    told = "the stopped check had other options, such as a key. Starting at the first segment."
+    with monkeypatch.context() as patch:
+        patch.setattr("msgstore.cli.commands.verify.check_segments", stopped)
+        command("verify", keyed, "--resume", code=130)
+    done = command("verify", "a", "--resume", *config, code=1)
+    assert told in done.stderr
+    assert "1 of 2 live messages verified" in done.stdout
+    with monkeypatch.context() as patch:
+        patch.setattr("msgstore.cli.commands.verify.check_segments", stopped)
+        command("verify", "a", "--resume", *config, code=130)
+    assert told not in command("verify", "a", "--resume", *config, code=1).stderr
 
 
 def test_rescued_bodies_of_a_broker_are_compared_as_stored(tmp_path):

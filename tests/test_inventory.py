@@ -32,6 +32,7 @@ from support import (
     command,
     counts_file,
     filled,
+    flip,
     json_of,
     records_of,
     run_job,
@@ -189,6 +190,9 @@ def test_command_shows_segments_store_and_policies(tmp_path):
     assert {policy["name"] for policy in lines[-1]["policies"]} == set(catalogue().names("gc"))
     assert "total" in command(*arguments, DATA / "msg-store", code=1).stdout
     assert "no damage" in command(*arguments, DATA / "msg-store" / "v2_clean").stdout
+    broken = filled(tmp_path / "broken")
+    flip(broken / "0.sqs", 64)
+    assert "'msgstore salvage' also finds the intact records after it." in command(*arguments, broken, code=1).stdout
     own = json_of(*arguments, filled(tmp_path / "own", **ACME_CELLS["ets-v2-audit"].keys))[-1]
     assert (own["types"], own["live"]) == ({"audit": 20}, 20)
     with pytest.raises(ConfigError, match="nowhere: there is no such file of counts"):

@@ -205,6 +205,13 @@ def test_config_check_of_strange_value_fails(check, tmp_path, text, message):
     run("info", "a", "--config", tmp_path / "msgstore.toml", code=2)
 
 
+def test_configuration_from_a_pipe_is_refused(tmp_path):
+    """Several parts of a command read the file."""
+    os.mkfifo(tmp_path / "msgstore.toml")
+    error = run("config", "check", "--config", tmp_path / "msgstore.toml", code=2).stderr
+    assert f"{tmp_path / 'msgstore.toml'}: cannot be read: is not a regular file" in error
+
+
 # -- demo -----------------------------------------------------------------------------------------------------------------
 
 

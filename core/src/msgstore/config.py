@@ -12,6 +12,7 @@ from typing import Any, Literal
 import attrs
 
 from msgstore.contract import ConfigError, Duration, Size
+from msgstore.files import stat_regular_file
 from msgstore.option_values import (
     Backend,
     Durability,
@@ -148,6 +149,7 @@ def read_config(path: str | Path) -> Config:
     file as a whole: wrong tables of stores are in the result."""
     path = Path(path)
     try:
+        stat_regular_file(path)  # a pipe can be read once only, and several parts of a command read the file
         with path.open("rb") as stream:
             table = tomllib.load(stream)
     except OSError as error:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import json
 import os
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -365,6 +366,16 @@ def with_texts(value: object, base: Path) -> object:
                 return _text(value, base)
         return {key: with_texts(member, base) for key, member in value.items()}
     return [with_texts(member, base) for member in value] if isinstance(value, list) else value
+
+
+def option_digests(backend: Backend, salt: bytes, without: Collection[str] = ()) -> dict[str, str]:
+    """Return a hash of each option, to find out later if another one is given. It has its secrets, too, and is slow to guess,
+    because it is kept in a file."""
+    options = {name: with_texts(value, backend.base) for name, value in backend.options.items() if name not in without}
+    return {
+        name: hashlib.scrypt(repr((name, value)).encode("utf-8", "surrogatepass"), salt=salt, n=2**12, r=8, p=1, dklen=32).hex()
+        for name, value in options.items()
+    }
 
 
 def _nested(value: object, kind: type[T], base: Path | None) -> T:

@@ -6,6 +6,7 @@ other, and follows the next one.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack, suppress
@@ -16,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 
 from msgstore.config import Config, StoreConfig, read_config, store_config
-from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError, StoreError, StoreLocked
+from msgstore.contract import BrokenPlugin, ConfigError, MsgStoreError, RecordTypeDescriptor, StoreError, StoreLocked
 from msgstore.contract.events import StoreOpenedEvent
 from msgstore.directory import known_settings
 from msgstore.engine.backends import can_be_read_live
@@ -31,6 +32,7 @@ from msgstore.option_values import Backend, nearest
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
+log = logging.getLogger("msgstore.store")
 S = TypeVar("S", bound=Store)
 LiveMode = Literal["follow", "beside", "never"]
 
@@ -221,6 +223,8 @@ def _use(opened: OpenDirectory, store: Store) -> None:
         recovery=attrs.asdict(opened.recovery),
         statistics=statistics_of(store),
     )
+    if store.mode == "rw" and "record" in config.last_opened:
+        _warn_of_key(config, opened.backends.formats.catalogue)
     if store.mode == "rw" and config.on_legacy == "migrate":
         try:
             store.migrate()
@@ -228,6 +232,15 @@ def _use(opened: OpenDirectory, store: Store) -> None:
             with suppress(MsgStoreError):
                 store.close()  # what was migrated so far is kept, and the counts with it
             raise
+
+
+def _warn_of_key(config: StoreConfig, catalogue: Catalogue) -> None:
+    """Warn if the record type that the directory remembers has secret options: a directory does not remember these."""
+    types = catalogue.descriptors(RecordTypeDescriptor)
+    found = [one for one in types if (one.format, one.name) == (config.format.name, config.record)]
+    if names := [field.name for one in found for field in attrs.fields(one.options) if field.repr is False]:
+        what = "%s: new records of the type %r have no %s: the directory does not remember it. Name it in format"
+        log.warning(what, config.path, config.record, ", ".join(names))
 
 
 def _open_live(config: StoreConfig, catalogue: Catalogue, files: Files, open_it: Any, *, follow: bool) -> LiveStore:

@@ -100,7 +100,8 @@ def _report(
     out.note_plugin_failures(now.values())
     for file in () if out.as_json else quarantined:
         if file not in now:
-            output.note(f"{file}: skipped: damage was found in it earlier. {DAMAGE_ADVICE}")
+            again = "Once it is whole again, 'msgstore convert STORE NEW --sink store' makes a store that collects it"
+            output.note(f"{file}: skipped: damage was found in it earlier. {DAMAGE_ADVICE}. {again}")
     skipped = {*now, *quarantined}
     totals = sums(results, "size_before", "size_after", "written")
     rest = {"skipped": sorted(skipped), "damaged_spans": len(spans)}

@@ -39,6 +39,7 @@ from msgstore.contract import (
     SourceDescriptor,
 )
 from msgstore.engine.opening import load_config
+from msgstore.files import stat_regular_file
 from msgstore.option_values import check_type, structure
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.known import NOUNS
@@ -289,6 +290,7 @@ def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]
     except ConfigError as error:
         file_error = f"{file}: {error}"
     with contextlib.suppress(OSError, ValueError, RecursionError):  # what can be read is checked
+        stat_regular_file(file)  # a pipe would wait for a writer
         stores = tomllib.loads(file.read_text(encoding="utf-8")).get("stores")
     checked = [
         (

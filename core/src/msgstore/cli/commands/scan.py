@@ -34,6 +34,7 @@ _MAX_CLASS_IDS = 5
 _MEANINGS = {"differing": "with another body", "only_a": "only in A", "only_b": "only in B"}
 _CLASS_STYLES = {"orphan": "yellow", "dangling": "bold red", "negative": "bold red"}
 
+_REST = "A scan stops at a corrupt end. 'msgstore salvage' also finds the intact records after it."
 _SCANNED = output.columns(
     "file=path:name format size:bytes records types holes duplicates damage end",
     format=lambda report: report.format.name,
@@ -98,7 +99,7 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
     out.damage([*spans, *found.damage], directories)
     options.note_doubt(body.codec(), spans, out)
     if has_rest:
-        out.print("A scan stops at a corrupt end. 'msgstore salvage' also finds the intact records after it.", "dim")
+        out.print(_REST, "dim")
     if hint := unbound_type(spans, catalogue, "--record"):
         out.print(hint, "dim")
     if unchecked := read_without_keys(catalogue, found.bound_types()):
@@ -178,6 +179,8 @@ def inventory(
     if not out.as_json:
         _show_inventory(out, report)
     out.damage(report.damage, len(report.stores))
+    if any(segment.state == "corrupt" for segment in report.segments()):
+        out.print(_REST, "dim")
     out.finish(damaged=bool(report.damage), not_read=report.not_read, summary=report.as_json())
 
 

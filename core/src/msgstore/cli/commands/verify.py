@@ -7,7 +7,9 @@ saves time and holds no data. If it is damaged, the check reports that and start
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
 import time
 import zlib
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from msgstore.contract import Buffer, Capability, ConfigError, StoreLocked
 from msgstore.directory import Settings, has_settings
 from msgstore.engine.store import Store
 from msgstore.files import Files
-from msgstore.option_values import structure
+from msgstore.option_values import option_digests, structure
 
 STATE = "msgstore-scrub.json"
 SAVE_INTERVAL_SECONDS = 1.0
@@ -46,6 +48,8 @@ class ScrubState:
     segments: int = attrs.field(default=0, validator=_COUNT)
     records: int = attrs.field(default=0, validator=_COUNT)
     bytes: int = attrs.field(default=0, validator=_COUNT)
+    options: str = ""
+    """Hashes of the options of body codec and format, such as keys, with which messages were read; "" without any."""
     spots: list[DamagedSpan] = attrs.field(factory=list)
     findings: list[Inconsistency] = attrs.field(factory=list)
 
@@ -90,16 +94,30 @@ def _checksum(members: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(members, sort_keys=True).encode())
 
 
-def _load_state(directory: Path) -> ScrubState:
-    """Return the saved state, or a new one if it is missing or damaged. Says on standard error which it is."""
+def _options_of(target: options.StoreTarget) -> str:
+    salt = hashlib.sha256(os.fsencode(target.path)).digest()
+    try:
+        found = [option_digests(backend, salt) for backend in (target.config.body, target.config.format)]
+    except ValueError:  # the opening says which text is not there
+        return ""
+    return json.dumps(found) if any(found) else ""
+
+
+def _load_state(target: options.StoreTarget) -> ScrubState:
+    """Return the saved state, or a new one if it is missing, damaged, or of a check with other options. Says on standard error
+    which it is."""
+    directory, new = target.path, ScrubState(options=_options_of(target))
     try:
         with Files().view(directory / STATE) as data:
             state = parse_state(data)
     except FileNotFoundError:
-        return ScrubState()
+        return new
     except ValueError as error:
         output.note(f"{directory / STATE}: cannot be used: {error}. Starting at the first segment.")
-        return ScrubState()
+        return new
+    if state.options != new.options:
+        output.note(f"{directory}: the stopped check had other options, such as a key. Starting at the first segment.")
+        return new
     if state.behind >= 0:
         without = "Without --resume (scrub: with --restart), the check starts at the first segment."
         output.note(f"{directory}: resumed after segment {state.behind}. {without}")
@@ -152,7 +170,8 @@ def scrub(store: options.StoreArgument, rate: int | None, restart: bool, out: ou
 
 def _verify_all(store: options.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
     targets, not_read = store.find_all()
-    verdicts = [_verify(target, out, rate, _load_state(target.path) if resume else ScrubState(), saves) for target in targets]
+    states = [_load_state(target) if resume else ScrubState(options=_options_of(target)) for target in targets]
+    verdicts = [_verify(target, out, rate, state, saves) for target, state in zip(targets, states, strict=True)]
     if store.config_file is None:
         names = [name for target in targets for name in (target.settings() or Settings()).records]
         if unchecked := read_without_keys(targets[0].catalogue, names):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from msgstore.jobs.messages.conversion import CONTENT, begun_with
 from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.messages.selection import Selection
 from msgstore.jobs.messages.sources import SourceSpec, nearest, source_spec
-from msgstore.option_values import Backend, with_texts
+from msgstore.option_values import Backend, option_digests
 from msgstore.plugins.catalogue import Catalogue
 
 JOURNAL = "msgstore-convert.jsonl"
@@ -51,10 +51,10 @@ class ConvertJob:
         salt = hashlib.sha256(encode([source, self.target]).encode()).digest()
         return {
             "source": [self.source.source.name, source],
-            "--source-option": _digests(self.source.source, salt),
+            "--source-option": option_digests(self.source.source, salt),
             CONTENT: _fingerprint(Path(self.source.path)),
             "sink": self.sink.name,
-            "--sink-option": _digests(self.sink, salt, self.changeable),
+            "--sink-option": option_digests(self.sink, salt, self.changeable),
             "destination": self.target,
             "--vhost": self.selection.vhosts,
             "--queue": self.selection.queues,
@@ -71,16 +71,6 @@ class ConvertJob:
 def without_password(destination: str) -> str:
     """Return a URL with asterisks for its password, and a path as it is."""
     return re.sub(r"^(\w+://[^:/@]*:).*@", r"\1***@", destination)  # greedy: a password may have "/" and "@" by mistake
-
-
-def _digests(backend: Backend, salt: bytes, without: Collection[str] = ()) -> dict[str, str]:
-    """Return a hash of each option, with its secrets: another key would make a destination that none reads. It is slow to
-    guess, because a journal is a file."""
-    options = {name: with_texts(value, backend.base) for name, value in backend.options.items() if name not in without}
-    return {
-        name: hashlib.scrypt(repr((name, value)).encode("utf-8", "surrogatepass"), salt=salt, n=2**12, r=8, p=1, dklen=32).hex()
-        for name, value in options.items()
-    }
 
 
 def _fingerprint(path: Path) -> str:
