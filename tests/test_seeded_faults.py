@@ -19,10 +19,15 @@ SAMPLE = 12
 
 
 @functools.cache
+def parsed(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text())
+
+
+@functools.cache
 def marks(test: str) -> str:
     """Return the text of the marks of a test, of its class and of its module. Fails if there is no such test."""
     file, *names = test.split("::")
-    scope: Any = ast.parse((ROOT / file).read_text())
+    scope: Any = parsed(file)
     found = [node for node in scope.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
     for name in names:
         scope = next(node for node in scope.body if getattr(node, "name", "") == name)
