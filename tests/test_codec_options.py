@@ -20,7 +20,7 @@ from msgstore.cli.checking import check_segments
 from msgstore.cli.option_texts import toml_value
 from msgstore.contract import ConfigError, Duration, RecordError
 from msgstore.option_values import Backend, GivenText, backend_of, structure, typed
-from msgstore.plugins import catalogue
+from msgstore.plugins import loader
 from support import A, B, command, json_of
 
 KEY = "ab" * 16
@@ -430,7 +430,7 @@ def test_reader_without_the_key_says_so(keyed, tmp_path, monkeypatch):
     config = ["--config", tmp_path / "msgstore.toml"]
     assert "read without" not in command("verify", keyed).stderr
     monkeypatch.setattr("acme_audit_record.plugin.AuditOptions", SecretActor)
-    monkeypatch.setattr(catalogue, "_KEPT", {})
+    monkeypatch.setattr(loader, "_KEPT", {})
     for verb in (["verify", keyed], ["scan", keyed, *config], ["salvage", keyed, tmp_path / "copy", *config]):
         said = "record types are read without audit (actor): what they check with that is not checked. "
         assert said in command(*verb).stderr

@@ -477,7 +477,7 @@ def test_missing_option_of_source_or_sink_is_shown(machine, kind):
 
 OPTION_TYPES = (
     "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, "
-    "each also with | None. For bytes take hexadecimal text"
+    "each also | None. For bytes take hexadecimal text"
 )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import msgstore
-from msgstore.plugins.loader import Provider, find_entry_points, load
+from msgstore.plugins import loader
+from msgstore.plugins.loader import Provider, find_entry_points, load, load_once
 
 HEAVY = {"attr", "cattrs", "click", "lmdb", "pluggy", "pyarrow", "pytest", "rich"}
 
@@ -81,6 +82,19 @@ def test_entry_points_are_read_once_until_change(tmp_path, monkeypatch, by):
         assert "late" not in found()  # and now its files come, which do not change the directory above
         install("late")
     assert "late" in found()
+
+
+def test_plugins_are_loaded_once_unless_one_fails(monkeypatch):
+    acme = Provider("acme", "1.0", "builtin", "msgstore.builtin.plugin")
+    found = [(acme, metadata.EntryPoint("builtin", acme.value, "msgstore"))]
+    broken = [(acme, metadata.EntryPoint("absent", "acme_absent", "msgstore"))]
+    monkeypatch.setattr(loader, "_KEPT", {})
+    once = load_once(found)
+    assert load_once(list(found)) is once
+    assert load_once([(acme, found[0][1])]) is not once  # another reading of the installation
+    assert load_once(found, ("builtin",)).registrations == ()
+    assert load_once(broken) is not load_once(broken)
+    assert load_once(broken).failures
 
 
 def test_plugin_with_lazy_names_imports_none(tmp_path, monkeypatch):

@@ -184,9 +184,7 @@ def _hints(options: Hashable) -> dict[str, Any]:
 def check_type(name: str, kind: Any) -> None:
     """Raise TypeError for an annotation that no option has."""
     if not _is_option_type(kind):
-        known = (
-            "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, each also with | None"
-        )
+        known = "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, each also | None"
         shown = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else kind
         raise TypeError(f"the option {name!r} cannot be a {shown}, but {known}. For bytes take hexadecimal text")
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import EntryPoint
 from itertools import chain, takewhile
 from typing import Any, TypeVar
 
@@ -40,7 +39,7 @@ from msgstore.error_texts import first_line, install_line
 from msgstore.plugins.descriptor_checks import extensions_of, missing_names
 from msgstore.plugins.frames import nearest, package_of, package_of_factory, place_of
 from msgstore.plugins.known import KNOWN_BODIES, KNOWN_DISTRIBUTIONS, KNOWN_EXTENSIONS, NOUNS
-from msgstore.plugins.loader import Loaded, Provider, Registration, comes_from_outside, find_entry_points, load
+from msgstore.plugins.loader import Loaded, Provider, Registration, comes_from_outside, find_entry_points, load_once
 
 D = TypeVar("D", bound=Descriptor)
 _Exceptions = type[BaseException] | tuple[type[BaseException], ...]
@@ -396,21 +395,4 @@ def load_catalogue(disabled: Iterable[str] = ()) -> Catalogue:
             raise ConfigError(
                 f"disabled: no installed distribution has an entry point {name!r} in the group 'msgstore'. {hint}"
             )
-    return Catalogue(**attrs.asdict(_load(found, disabled), recurse=False), disabled=disabled)
-
-
-def _load(found: list[tuple[Provider, EntryPoint]], disabled: tuple[str, ...]) -> Loaded:
-    """Load what is installed. The result is kept for the next store of this process, unless something failed to load."""
-    key = (*map(id, found), *disabled)
-    kept = _KEPT.get(key)
-    if kept is None:
-        loaded = load(item for item in found if item[0].names.isdisjoint(disabled))
-        if loaded.failures:
-            return loaded
-        _KEPT.clear()
-        kept = _KEPT[key] = found, loaded
-    return kept[1]
-
-
-_KEPT: dict[tuple[object, ...], tuple[list[tuple[Provider, EntryPoint]], Loaded]] = {}
-"""The last installation: its entry points by their identity, which a change of the installation makes anew."""
+    return Catalogue(**attrs.asdict(load_once(found, disabled), recurse=False), disabled=disabled)

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib import metadata
 from itertools import chain
@@ -226,6 +226,23 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
     broken = {failure.provider for failure in failures}
     intact = tuple(provider for provider in providers.values() if provider not in broken)
     return Loaded(tuple(registrations), tuple(observers), tuple(failures), intact)
+
+
+_KEPT: dict[tuple[object, ...], tuple[Sequence[object], Loaded]] = {}
+"""The last result of ``load_once`` with its entry points, by their identity: a change of the installation makes others."""
+
+
+def load_once(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]], disabled: tuple[str, ...] = ()) -> Loaded:
+    """Load all but the ``disabled``. The result is kept for the next store of this process, unless something has failed."""
+    key = (*map(id, entry_points), *disabled)
+    kept = _KEPT.get(key)
+    if kept is not None:
+        return kept[1]
+    loaded = load(item for item in entry_points if item[0].names.isdisjoint(disabled))
+    if not loaded.failures:
+        _KEPT.clear()
+        _KEPT[key] = entry_points, loaded
+    return loaded
 
 
 def comes_from_outside(error: BaseException) -> bool:
