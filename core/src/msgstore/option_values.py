@@ -367,8 +367,8 @@ def with_texts(value: object, base: Path) -> object:
 
 
 def option_digests(backend: Backend, salt: bytes, without: Collection[str] = ()) -> dict[str, str]:
-    """Return a hash of each option, to find out later if another one is given. It has its secrets, too, and is slow to guess,
-    because it is kept in a file."""
+    """Return a hash of each option, its secrets included, to find out later whether another value is given. The hashes are slow
+    to guess, because a file has them."""
     options = {name: with_texts(value, backend.base) for name, value in backend.options.items() if name not in without}
     return {
         name: hashlib.scrypt(repr((name, value)).encode("utf-8", "surrogatepass"), salt=salt, n=2**12, r=8, p=1, dklen=32).hex()
