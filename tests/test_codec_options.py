@@ -17,11 +17,13 @@ import pytest
 
 import msgstore
 from msgstore.cli.checking import check_segments
+from msgstore.cli.commands import verify
 from msgstore.cli.option_texts import toml_value
+from msgstore.cli.options import StoreArgument
 from msgstore.contract import ConfigError, Duration, RecordError
 from msgstore.option_values import Backend, GivenText, backend_of, structure, typed
 from msgstore.plugins import loader
-from support import A, B, command, json_of
+from support import A, B, command, filled, json_of
 
 KEY = "ab" * 16
 
@@ -404,6 +406,8 @@ def test_file_without_the_store_is_told(keyed, tmp_path):
     config.write_text('[stores.b]\npath = "b"\n[vhosts.v]\n', encoding="utf-8")
     told = f"{config}: has no table [stores.NAME] of {keyed}: bodies and records are read without it"
     assert told in command("messages", keyed, "--config", config).stderr
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n', encoding="utf-8")
+    assert "has no table" not in command("messages", tmp_path / "rows.jsonl", "--config", config).stderr
     error = command("verify", keyed, "--config", config, code=2).stderr
     assert "Message stores of a vhost need a table of their own here" in error
 
@@ -421,6 +425,7 @@ def test_damage_of_a_message_is_one_span(keyed, tmp_path):
         assert done.stdout.count("checksum_mismatch") == 1
         assert f"checksum_mismatch: message {A.hex()}" in done.stdout
         assert done.stderr.count("'msgstore salvage' copies every intact record") == 1
+    assert json_of("convert", keyed, tmp_path / "again.jsonl", code=1)[-1]["damaged_spans"] == 1
     damage = [row for row in json_of("messages", keyed, code=1) if row.get("kind") == "damage"]
     assert [(row["offset"], row["reason"]) for row in damage] == [(entries[A].offset, f"checksum_mismatch: message {A.hex()}")]
 
@@ -435,7 +440,7 @@ def test_reader_without_the_key_says_so(keyed, tmp_path, monkeypatch):
         said = "record types are read without audit (actor): what they check with that is not checked. "
         assert said in command(*verb).stderr
     assert "read without" not in command("verify", keyed, *config, code=1).stderr
-    said = "new records of the type 'audit' have no actor: the directory does not remember it. Name it in format"
+    said = "new records of the type 'audit' have no actor, which no directory remembers: give record, and format with it"
     assert [said in command("compact", store, *more).stderr for store, more in ((keyed, []), ("a", config))] == [True, False]
 
 
@@ -455,7 +460,25 @@ def test_check_is_not_resumed_with_another_key(keyed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("msgstore.cli.commands.verify.check_segments", stopped)
         command("verify", "a", "--resume", *config, code=130)
-    assert told not in command("verify", "a", "--resume", *config, code=1).stderr
+
+
+def test_check_is_one_with_the_same_codec_and_options(tmp_path, monkeypatch):
+    """However the file is named, and in whatever order it has the options."""
+    pytest.importorskip("acme_audit_record")
+    monkeypatch.chdir(tmp_path)
+    filled(tmp_path / "a")
+
+    def options_of(*keys: str, file: Path = Path("msgstore.toml")) -> str:
+        file.write_text('[stores.a]\npath = "a"\n' + "\n".join(keys), encoding="utf-8")
+        return verify._options_of(StoreArgument("a", file).resolve())
+
+    byte, actor = "byte = 200", 'actor = "us"'
+    both = [
+        f'format = {{ use = "v2", records = {{ audit = {{ {one}, {other} }} }} }}'
+        for one, other in ((byte, actor), (actor, byte))
+    ]
+    assert options_of(both[0]) == options_of(both[1], file=tmp_path / "msgstore.toml") != options_of()
+    assert options_of('body = "raw"') == options_of() != options_of('body = "erlang"')
 
 
 def test_rescued_bodies_of_a_broker_are_compared_as_stored(tmp_path):

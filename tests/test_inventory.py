@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -180,6 +181,10 @@ def test_policies_of_a_configuration_are_asked(tmp_path):
     assert sorted(options["file"]) == sorted([*options[""], ("half-empty", "garbage = 0.125")])
     shown = command("inventory", store, "--config", tmp_path / "msgstore.toml").stdout
     assert shown.count("garbage = 0.125") == 1
+    (tmp_path / "msgstore.toml").write_text('[stores.a]\npath = "a"\ngc = "nope"\n[stores.b]\ngc = "never"\n', encoding="utf-8")
+    done = command("inventory", store, "--config", tmp_path / "msgstore.toml")
+    assert "no installed plugin provides the GC policy 'nope'" in done.stdout
+    assert re.search(r"\[stores\.b\]: the .*path.* The policy of this store is not asked", done.stderr)
 
 
 def test_command_shows_segments_store_and_policies(tmp_path):

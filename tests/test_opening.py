@@ -196,24 +196,6 @@ def test_damaged_directory_keeps_what_records_confirm(path, kind, case, caplog):
     assert (counts, recovery.how, recovery.damaged) == (case.counts, "trust", [])
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["compared", "reconciled"])
-def test_segment_that_is_whole_again_is_collected_again(path, kind, lost):
-    """Damaged, quarantined, and copied back from a backup."""
-    good = (path / "1.sqs").read_bytes()
-    flip(path / "1.sqs", 64)
-    for _ in range(2):
-        with open_with(path, index=kind) as store:
-            assert [segment.file for segment in store.segments() if segment.quarantined] == ["1.sqs"]
-    (path / "1.sqs").write_bytes(good)
-    if lost:
-        (path / "0.sqs").unlink()
-    for how in ("reconciled" if lost else "trust", "trust"):
-        counts, recovery = reopened(path, kind)
-        assert (counts, recovery.how) == (less(0) if lost else COUNTS, how)
-    with open_with(path, index=kind, gc="never") as store:
-        assert not any(segment.quarantined for segment in store.segments())
-
-
 def test_loss_of_every_segment_is_reported(path, kind):
     names = ["0.sqs", "1.sqs", "2.sqs"]
     deleting(*names)(path)

@@ -502,8 +502,11 @@ def test_plugins_check_finds_option_of_another_type(machine, option, problem):
 
 def test_plugins_check_takes_defaults_that_no_file_can_have(machine):
     head = (
-        "import attrs, math\nfrom msgstore.option_values import Duration\n@attrs.frozen\nclass Limit:\n    most: int = 3\n"
+        "import attrs, enum, math\nfrom msgstore.option_values import Duration\n"
+        "@attrs.frozen\nclass Limit:\n    most: int = 3\n"
+        "class Mode(enum.Enum):\n    FAST = 'fast'\n"
         "@attrs.frozen\nclass Options:\n    age: Duration = math.inf\n    limits: tuple[Limit, ...] = (Limit(),)\n"
+        "    mode: Mode = Mode.FAST\n    pair: tuple[str, int] = ('a', 1)\n"
         "def codec(options): pass\n"
     )
     descriptor = "BodyCodecDescriptor(name='packs', contract=(1, 0), factory='acme_packs_plugin:codec', options=Options)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,9 +102,14 @@ class Unresolved:
     size: "Sice" = 1  # type: ignore[name-defined]  # noqa: F821, UP037 - a name that is nowhere, as a stranger misspells one
 
 
+class Mode(Enum):
+    FAST = "fast"
+
+
 @attrs.frozen
 class Unfit:
     when: SimpleNamespace | None = None
+    mode: Mode = Mode.FAST
     share: float = attrs.field(default=1.0, validator=lambda _, __, value: 1 / value)
 
 
@@ -124,6 +130,7 @@ class Unfit:
             {"when": "UTC"},
             "here when: the class of options .*Unfit cannot be used: TypeError: the option .when. cannot be a ",
         ),
+        (Unfit, {"mode": "slow"}, "here mode: 'slow' is not a valid Mode"),
         (Unfit, {"share": 0}, "here: the class of options .*Unfit cannot be used: ZeroDivisionError"),
     ],
 )

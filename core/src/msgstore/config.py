@@ -143,6 +143,15 @@ class Config:
         place = os.path.realpath(given)
         return next((one for one in self.stores.values() if os.path.realpath(one.path) == place), None)
 
+    def is_vhost(self, directory: Path) -> bool:
+        """Return True for the directory of a vhost of the file."""
+        paths = [
+            self.file.parent / str(keys["path"])
+            for keys in self.vhosts.values()
+            if isinstance(keys, Mapping) and "path" in keys
+        ]
+        return os.path.realpath(directory) in map(os.path.realpath, paths)
+
 
 def read_config(path: str | Path) -> Config:
     """Read the file ``path``, and check each table. Store paths become relative to its directory. Raises ConfigError for the

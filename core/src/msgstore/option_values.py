@@ -137,7 +137,7 @@ def typed_values(options: type[Any], table: Mapping[str, Any], where: str, base:
             try:
                 values[name] = typed(hints[name], value, place, base)
             except Exception:
-                check_type(name, hints[name])
+                check_type(name, hints[name])  # of the plugin
                 raise
     except ConfigError:
         raise
@@ -171,9 +171,6 @@ def _unusable(options: type, place: str, error: Exception) -> ConfigError:
     return ConfigError(f"{place}: the class of options {name} cannot be used: {first_line(error)}")
 
 
-_OPTION_TYPES = (Any, int, float, bool, str, type(None), Path, Size, Duration, Backend, Mapping)
-
-
 @functools.cache
 def _hints(options: Hashable) -> dict[str, Any]:
     """Return the type hints of a class. Cached: compiling annotations is slow, and every opening needs those of all its
@@ -182,20 +179,22 @@ def _hints(options: Hashable) -> dict[str, Any]:
 
 
 def check_type(name: str, kind: Any) -> None:
-    """Raise TypeError for an annotation that no option has."""
-    if not _is_option_type(kind):
-        known = "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, each also | None"
+    """Raise TypeError for an annotation for which a configuration has no value, or which a frozen class should not have."""
+    is_usable = not _parts(kind) & {bytes, bytearray, dict, frozenset, list, set}
+    try:
+        for one in {kind, *_alternatives(kind)} - {type(None)}:
+            _converter(None).get_structure_hook(one)
+    except cattrs.StructureHandlerNotFoundError:
+        is_usable = False
+    if not is_usable:
         shown = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else kind
+        known = "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, each also | None"
         raise TypeError(f"the option {name!r} cannot be a {shown}, but {known}. For bytes take hexadecimal text")
 
 
-def _is_option_type(kind: Any) -> bool:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        return len(inner) == 2 and inner[1] is ... and _is_option_type(inner[0])
-    if len(_alternatives(kind)) > 1:
-        return all(map(_is_option_type, _alternatives(kind)))
-    return kind in _OPTION_TYPES or origin in (Literal, Mapping) or (isinstance(kind, type) and attrs.has(kind))
+def _parts(kind: Any) -> set[Any]:
+    """Return a type, and the types in it."""
+    return {kind, typing.get_origin(kind)}.union(*map(_parts, () if _is_literal(kind) else typing.get_args(kind)))
 
 
 def table_of(value: object, where: str) -> Mapping[str, Any]:
@@ -371,7 +370,9 @@ def option_digests(backend: Backend, salt: bytes, without: Collection[str] = ())
     to guess, because a file has them."""
     options = {name: with_texts(value, backend.base) for name, value in backend.options.items() if name not in without}
     return {
-        name: hashlib.scrypt(repr((name, value)).encode("utf-8", "surrogatepass"), salt=salt, n=2**12, r=8, p=1, dklen=32).hex()
+        name: hashlib.scrypt(
+            json.dumps([name, value], sort_keys=True, default=repr).encode(), salt=salt, n=2**12, r=8, p=1, dklen=32
+        ).hex()
         for name, value in options.items()
     }
 

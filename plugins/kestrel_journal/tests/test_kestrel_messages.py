@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 
 from msgstore.cli.main import main
 from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceContext, SourceDamage
+from msgstore.jobs.messages import sources as opening
 from msgstore_kestrel_journal import records as r
 from msgstore_kestrel_journal import replay, source
 from msgstore_kestrel_journal.files import names_by_queue, queue_files, queue_names
@@ -142,3 +145,28 @@ def test_replay_reads_the_files_of_its_queue_only(tmp_path, monkeypatch):
     found = replay(tmp_path, "q")
     assert reads == ["q"]
     assert set(found.to_json()["after_backout"]["files"]) == {"q", "other"}
+
+
+def test_file_that_cannot_be_read_costs_its_queue_only(tmp_path, monkeypatch):
+    """A command for this file alone fails, and can be repeated."""
+    for name in "ab":
+        (tmp_path / name).write_bytes(ITEM * 3)
+    os.mkfifo(tmp_path / "pipe")
+    read = opening._read
+
+    def failing(files, path, name):
+        if path / name == tmp_path / "a":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path / "a"))
+        return read(files, path, name)
+
+    monkeypatch.setattr(opening, "_read", failing)
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["messages", "--source", "kestrel", "--json", str(tmp_path)])
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["queue"], row["position"]) for row in rows if "body" in row] == [("b", 0), ("b", 1), ("b", 2)]
+    assert {(row["path"], row["reason"]) for row in rows if row.get("kind") == "damage"} == {
+        ("a", "cannot be read: Input/output error. The queue is not read"),
+        ("pipe", "is no regular file, and is not read"),
+    }
+    done = CliRunner().invoke(main, ["convert", "--source", "kestrel", str(tmp_path / "a"), str(tmp_path / "out.jsonl")])
+    assert (done.exit_code, "a: Input/output error" in done.stderr) == (2, True)
+    assert not (tmp_path / "out.jsonl").exists()

@@ -158,6 +158,14 @@ def test_file_that_cannot_be_read_costs_its_messages_only(tmp_path, monkeypatch)
     found, damage = read(tmp_path)
     assert [row[5] for row in found] == [row[5] for row in whole if row[5] not in {other[5] for other in of_second}]
     assert (f"commitlog/{names[1].name}", "cannot be read: Input/output error") in {(one.file, one.reason) for one in damage}
+    with pytest.raises(StoreIOError):  # nothing else is there
+        read(names[1])
+    with open_source(source_spec(load_catalogue(), tmp_path)) as source:
+        (queue,) = source.queues()
+        names[1] = names[2]  # read before, and not now
+        monkeypatch.setattr(source.backend._log, "_kept", {})
+        with pytest.raises(OSError, match="Input/output error"):
+            list(source.messages(queue.name, 0, None))
     monkeypatch.setattr(opening, "_read", lambda *_: os.open(tmp_path / "absent", os.O_RDONLY))
     with pytest.raises(StoreIOError):  # not of the file alone
         read(tmp_path)

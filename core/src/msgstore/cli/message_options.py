@@ -12,7 +12,8 @@ import click
 from msgstore.cli import options, output
 from msgstore.config import read_config
 from msgstore.contract import LISTED, STATES, QueueInfo, QueueName, SourceDamage
-from msgstore.jobs.messages.rows import damage_as_json
+from msgstore.directory import has_settings
+from msgstore.jobs.messages.rows import damage_as_json, each_once
 from msgstore.jobs.messages.selection import Selection, select
 from msgstore.jobs.messages.sources import SourceSpec, parse_options, source_spec
 from msgstore.jobs.reports import SpanReport
@@ -55,7 +56,7 @@ class SourceOptions:
         given: dict[str, object] = {**parse_options(self.source_options, "--source-option")}
         if self.config_file is not None and self.source in (None, "store"):
             config = read_config(self.config_file)
-            if (store := config.find(path)) is None and (config.names or config.vhosts):
+            if (store := config.find(path)) is None and (has_settings(path) or config.is_vhost(path)):
                 output.note(f"{self.config_file}: has no table [stores.NAME] of {path}: bodies and records are read without it")
             for key in ("body", "format") if store is not None else ():
                 backend: Backend = getattr(store, key)
@@ -195,12 +196,7 @@ def finish(
     if others:
         states = ", ".join(f"{number:,} {state}" for state, number in sorted(others.items()))
         out.print(f"not selected: {states} (--all selects every state)", "yellow")
-    of_queues = {(span.file, span.offset, span.size) for span in damage if span.name is not None}
-    damage = [
-        attrs.evolve(span, file=span.file or path.name)
-        for span in damage
-        if span.name is not None or (span.file, span.offset, span.size) not in of_queues  # the same, found in its file
-    ]
+    damage = [attrs.evolve(span, file=span.file or path.name) for span in each_once(damage)]
     out.emit(*map(damage_as_json, damage))
     if not out.as_json:
         out.damage([SpanReport(span.file, span.offset, span.size, span.reason) for span in damage])

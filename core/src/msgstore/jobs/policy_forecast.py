@@ -93,7 +93,7 @@ def forecast(
     """Return the plans of the ``configured`` policies, and of every installed one with each set of options in the examples of
     its descriptor."""
     configured = list(configured)
-    for name in catalogue.names("gc"):
+    for name in dict.fromkeys([*catalogue.names("gc"), *(one.name for one in configured)]):
         named = [found for found in catalogue.registrations if found.kind == "gc" and found.descriptor.name == name]
         plan = PolicyPlan(name, ", ".join(str(found.provider.distribution) for found in named))
         try:

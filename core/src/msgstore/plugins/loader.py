@@ -229,18 +229,21 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
 
 
 _KEPT: dict[tuple[object, ...], tuple[Sequence[object], Loaded]] = {}
-"""The last result of ``load_once`` with its entry points, by their identity: a change of the installation makes others."""
+"""Results of ``load_once`` with their entry points, by the identity of these: a change of the installation makes others."""
+_MOST_KEPT = 8
 
 
 def load_once(entry_points: Sequence[tuple[Provider, metadata.EntryPoint]], disabled: tuple[str, ...] = ()) -> Loaded:
-    """Load all but the ``disabled``. The result is kept for the next store of this process, unless something has failed."""
+    """Load all but the ``disabled``. The result is kept for the next store of this process, unless something has failed: a
+    module that is executed again, as by ``importlib.reload``, does not change it."""
     key = (*map(id, entry_points), *disabled)
     kept = _KEPT.get(key)
     if kept is not None:
         return kept[1]
     loaded = load(item for item in entry_points if item[0].names.isdisjoint(disabled))
     if not loaded.failures:
-        _KEPT.clear()
+        if len(_KEPT) >= _MOST_KEPT:
+            _KEPT.clear()
         _KEPT[key] = entry_points, loaded
     return loaded
 

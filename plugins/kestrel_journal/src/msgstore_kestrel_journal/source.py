@@ -103,10 +103,14 @@ class KestrelSource:
         self._context = context
         self._options: KestrelSourceOptions = context.options
         path = context.path
+        self._odd: list[str] = []
+        """Names of pipes and the like."""
         if path.is_file():
             self._names = [path.name]
         else:
-            self._names = sorted(one.name for one in path.iterdir() if one.is_file())
+            found = sorted(path.iterdir())
+            self._names = [one.name for one in found if one.is_file()]
+            self._odd = [one.name for one in found if one.exists() and not (one.is_file() or one.is_dir())]
         self._by_queue = names_by_queue(self._names)
         self._replays: tuple[str, Replay] | None = None
         """The queue that was replayed last."""
@@ -121,7 +125,7 @@ class KestrelSource:
         try:
             replay = self._replay(str(name.queue))
         except OSError as error:  # later journals have removals of earlier messages: no part of a queue is right
-            if error.errno not in _UNREADABLE:
+            if error.errno not in _UNREADABLE or self._context.path.is_file():
                 raise
             file = Path(error.filename).name if error.filename else str(name.queue)
             reason = f"cannot be read: {error.strerror}. The queue is not read"
@@ -146,7 +150,7 @@ class KestrelSource:
             at += len(batch)
 
     def damage(self) -> Iterable[SourceDamage]:
-        return []
+        return [SourceDamage(file=name, reason="is no regular file, and is not read") for name in self._odd]
 
     def close(self) -> None:
         self._replays = None

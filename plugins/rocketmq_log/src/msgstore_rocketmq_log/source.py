@@ -94,6 +94,7 @@ class RocketmqSource:
         """By queue. None: all that belongs to no queue which has messages."""
         self._unreadable: dict[str, str] = {}
         """Files of logs and consume queues that cannot be read, with the reasons."""
+        self._is_examined = False
 
     def queues(self) -> Iterable[QueueInfo]:
         queues, lags = self._found(), self._lags()
@@ -142,6 +143,7 @@ class RocketmqSource:
             found += self._lost({begins[one.file] + one.offset for one in damage if one.messages})
             found += [SourceDamage(file=file, reason=reason) for file, reason in self._unreadable.items()]
             self._log.forget_places()
+            self._is_examined = True
             names = {_name(key) for key in self._queues}
             for one in found:
                 self._damage.setdefault(one.name if one.name in names else None, []).append(one)
@@ -178,11 +180,13 @@ class RocketmqSource:
                     )  # fmt: skip
 
     def _read(self, name: str) -> Buffer:
-        """Return the content of a file; nothing of one that cannot be read."""
+        """Return the content of a file; nothing of one of several that cannot be read when all are examined."""
+        if name in self._unreadable:
+            return b""
         try:
             return self._context.read(name)
         except OSError as error:
-            if error.errno not in _UNREADABLE:
+            if error.errno not in _UNREADABLE or self._is_examined or len(self._log.files) == 1:
                 raise
             self._unreadable[name] = f"cannot be read: {error.strerror}"
             return b""

@@ -100,8 +100,7 @@ def _report(
     out.note_plugin_failures(now.values())
     for file in () if out.as_json else quarantined:
         if file not in now:
-            again = "Once it is whole again, 'msgstore convert STORE NEW --sink store' makes a store that collects it"
-            output.note(f"{file}: skipped: damage was found in it earlier. {DAMAGE_ADVICE}. {again}")
+            output.note(f"{file}: skipped: damage was found in it earlier. {DAMAGE_ADVICE} into a new store")
     skipped = {*now, *quarantined}
     totals = sums(results, "size_before", "size_after", "written")
     rest = {"skipped": sorted(skipped), "damaged_spans": len(spans)}

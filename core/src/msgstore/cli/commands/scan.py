@@ -147,7 +147,7 @@ def span_reports(report: SegmentReport) -> list[SpanReport]:
     help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Default: the saved counts of each store, if any.",
 )
 @options.records
-@options.configuration(f"{options.OMIT} The GC policies of its stores are asked, too, with their options.")
+@options.configuration(f"{options.OMIT} The GC policies of its tables [stores.NAME] are asked, too.")
 @options.runner
 @options.as_json
 def inventory(
@@ -170,8 +170,10 @@ def inventory(
       msgstore inventory '/backups/*/msg_store_persistent' --json
     """
     catalogue = load_catalogue(disabled_plugins())
-    stores = [] if config_file is None else read_config(config_file).stores.values()
-    policies = dict.fromkeys(store.gc for store in stores if store.gc.options)
+    config = None if config_file is None else read_config(config_file)
+    policies = dict.fromkeys(store.gc for store in config.stores.values() if store.gc.named) if config else ()
+    for error in config.wrong.values() if config else ():
+        output.note(f"{error}. The policy of this store is not asked")
     job = plan_inventory(catalogue, paths, time.time(), policies=policies, **choices)
     report = runner.run(out, "counting", catalogue, job.size, lambda by, bar: by.inventory(job, bar))
     for store in report.stores:

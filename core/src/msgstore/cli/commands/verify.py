@@ -49,7 +49,7 @@ class ScrubState:
     records: int = attrs.field(default=0, validator=_COUNT)
     bytes: int = attrs.field(default=0, validator=_COUNT)
     options: str = ""
-    """Hashes of the options of body codec and format, such as keys, with which messages were read; "" without any."""
+    """Names and hashed options, such as keys, of the body codec and the format with which messages are read."""
     spots: list[DamagedSpan] = attrs.field(factory=list)
     findings: list[Inconsistency] = attrs.field(factory=list)
 
@@ -95,12 +95,10 @@ def _checksum(members: dict[str, Any]) -> int:
 
 
 def _options_of(target: options.StoreTarget) -> str:
-    salt = hashlib.sha256(os.fsencode(target.path)).digest()
-    try:
-        found = [option_digests(backend, salt) for backend in (target.config.body, target.config.format)]
-    except ValueError:  # the opening says which text is not there
-        return ""
-    return json.dumps(found) if any(found) else ""
+    """Return what makes one check another: names and hashed options of the body codec and the format."""
+    salt = hashlib.sha256(os.fsencode(os.path.realpath(target.path))).digest()
+    found = [(one.name, option_digests(one, salt)) for one in (target.config.body, target.config.format)]
+    return json.dumps(found, sort_keys=True)
 
 
 def _load_state(target: options.StoreTarget) -> ScrubState:
@@ -170,8 +168,11 @@ def scrub(store: options.StoreArgument, rate: int | None, restart: bool, out: ou
 
 def _verify_all(store: options.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
     targets, not_read = store.find_all()
-    states = [_load_state(target) if resume else ScrubState(options=_options_of(target)) for target in targets]
-    verdicts = [_verify(target, out, rate, state, saves) for target, state in zip(targets, states, strict=True)]
+    verdicts = []
+    for target in targets:
+        with _opened(target, is_limited=saves) as opened:
+            state = _load_state(target) if resume else ScrubState(options=_options_of(target))
+            verdicts.append(_verify(target, opened, out, rate, state, saves))
     if store.config_file is None:
         names = [name for target in targets for name in (target.settings() or Settings()).records]
         if unchecked := read_without_keys(targets[0].catalogue, names):
@@ -191,8 +192,10 @@ _COLUMNS = output.columns(
 )
 
 
-def _verify(target: options.StoreTarget, out: output.Output, rate: int | None, state: ScrubState, saves: bool) -> bool:
-    """Check one store from ``state`` on, always a whole number of segments. Returns False if anything is wrong."""
+def _verify(
+    target: options.StoreTarget, store: Store, out: output.Output, rate: int | None, state: ScrubState, saves: bool
+) -> bool:
+    """Check an open store from ``state`` on, always a whole number of segments. Returns False if anything is wrong."""
     keeps = saves and has_settings(target.path)  # nothing is written to a broker's directory
     resumed, before, begin = state.behind if state.behind >= 0 else None, state.bytes, time.monotonic()
 
@@ -205,7 +208,7 @@ def _verify(target: options.StoreTarget, out: output.Output, rate: int | None, s
             text = f"cannot be written: {error.strerror}. If stopped, this check starts again."
             output.note(f"{target.path / STATE}: {text}")
 
-    def checks(store: Store) -> Iterator[SegmentCheck]:
+    def checks() -> Iterator[SegmentCheck]:
         total, saved = len(store.segments()), begin
         with out.progress("verifying") as progress:
             for check in check_segments(target, store, rate, state.behind):
@@ -219,14 +222,13 @@ def _verify(target: options.StoreTarget, out: output.Output, rate: int | None, s
                 yield check
 
     out.emit(*(span.as_json(target.path) for span in state.spots))
-    with _opened(target, is_limited=saves) as opened:
-        try:
-            out.rows(str(target.path), _COLUMNS, checks(opened), as_json=lambda check: check.as_json())
-        except BaseException:
-            if keeps:
-                save()
-            raise
-        summary = _summary(target, opened, state, resumed, time.monotonic() - begin)
+    try:
+        out.rows(str(target.path), _COLUMNS, checks(), as_json=lambda check: check.as_json())
+    except BaseException:
+        if keeps:
+            save()
+        raise
+    summary = _summary(target, store, state, resumed, time.monotonic() - begin)
     if keeps:
         with contextlib.suppress(OSError):  # one that cannot be removed does no harm: the next check replaces it
             Files().unlink(target.path / STATE)

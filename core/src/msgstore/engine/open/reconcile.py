@@ -45,8 +45,6 @@ class _Changed:
     """Number of index entries with a record here."""
     gone: dict[bytes, int] = attrs.field(factory=dict)
     """Number of references by id, for index entries without a record here."""
-    is_clean: bool = False
-    """True if the scan found no damage."""
 
     @property
     def is_shortened(self) -> bool:
@@ -70,9 +68,6 @@ def reconcile(run: RecoveryRun, plan: RecoveryPlan, refusal: str | None) -> None
         recovery.damaged.clear()
     read = _read_changed(run, plan, is_fitting=refusal is None)
     gone = _find_gone(run, read)
-    for changed in read.values():
-        if changed.is_clean and not changed.gone:  # also one that was damaged, and was copied back from a backup
-            changed.segment.quarantined = False
     entered, recovery.revived = _find_new(index, read, gone, is_fitting=refusal is None)
     if run.keeps_copy and (gone or entered):
         recovery.copy = save_counts(run)
@@ -111,10 +106,8 @@ def _read_changed(run: RecoveryRun, plan: RecoveryPlan, *, is_fitting: bool) -> 
     read = {}
     for segment in run.metered(todo):
         row = plan.rows.get(segment.path.name)
-        segment.quarantined = False
         sizes = {(msg_id, offset): size for msg_id, offset, size in places(run.scan(segment))}
-        read[segment.number] = changed = _Changed(segment, row, sizes, is_clean=not (segment.quarantined or segment.torn))
-        segment.quarantined |= row is not None and row.quarantined
+        read[segment.number] = changed = _Changed(segment, row, sizes)
         segment.appendable &= row is None or row.appendable
         segment.quarantined |= changed.is_shortened and segment.torn  # it ended with a whole record
     return read

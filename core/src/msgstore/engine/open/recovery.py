@@ -115,13 +115,10 @@ def _take_over(run: RecoveryRun, name: str, config: StoreConfig, catalogue: Cata
 def _refute(run: RecoveryRun, changed: Iterable[Segment]) -> str | None:
     """Return what contradicts the index, or None if each segment has as many indexed records, copies included, as it counts.
 
-    Damage does not refute the index: the segment is quarantined, and each read checks its record. One that was damaged and is
-    whole again, such as a copy from a backup, is quarantined no more.
+    Damage does not refute the index: the segment is quarantined, and each read checks its record.
     """
     for segment in run.metered(changed):
-        was_quarantined, segment.quarantined = segment.quarantined, False
         found = sum(run.index.get(i) == pack_location(segment.number, at, size) for i, at, size in places(run.scan(segment)))
-        segment.quarantined |= was_quarantined and (segment.torn or found != segment.live_count)
         if found != segment.live_count and not segment.quarantined:
             return f"{segment.path.name} was changed, and does not hold what the index has in it"
     return None

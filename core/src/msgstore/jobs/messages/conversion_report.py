@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from msgstore.contract import QueueInfo, SourceDamage
-from msgstore.jobs.messages.rows import name_as_json
+from msgstore.jobs.messages.rows import each_once, name_as_json
 
 
 @attrs.define
@@ -67,5 +67,5 @@ class ConvertReport:
         return {
             "kind": "summary", "destination": self.destination, "queues": len(self.queues), **sums,
             "resumed": self.kept is not None, "marked_duplicates": self.marked, "reasons": dict(self.reasons),
-            "damaged_spans": len(self.damage), "not_selected": dict(self.others),
+            "damaged_spans": len(each_once(self.damage)), "not_selected": dict(self.others),
         }  # fmt: skip

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from msgstore.contract import STATES, MessageBatch, QueueInfo, QueueName, SourceDamage, StoreError, json_value
@@ -109,6 +109,13 @@ def damage_as_json(damage: SourceDamage) -> dict[str, Any]:
         "kind": "damage", "path": damage.file, "offset": damage.offset, "size": damage.size, "reason": damage.reason,
         "messages": damage.messages, **name,
     }  # fmt: skip
+
+
+def each_once(damage: Iterable[SourceDamage]) -> list[SourceDamage]:
+    """Leave out damage of files that a queue has, too: a record that a scan finds, and the reader of its message."""
+    damage = list(damage)
+    of_queues = {(one.file, one.offset, one.size) for one in damage if one.name is not None}
+    return [one for one in damage if one.name is not None or (one.file, one.offset, one.size) not in of_queues]
 
 
 # -- back ---------------------------------------------------------------------------------------------------------------------

@@ -313,11 +313,12 @@ class SourceDamageTests(KitTests):
         """Read all queues. Fails unless the messages at these places are among them."""
         try:
             with within(), opened(subject, sample) as source:
-                names = [info.name for info in source.queues() if info.read]
-                items = [item for name in names for item in source.messages(name, 0, None)]
-                list(source.damage())
+                infos = list(source.queues())
+                items = [item for info in infos if info.read for item in source.messages(info.name, 0, None)]
+                damage = [*source.damage(), *(item for item in items if isinstance(item, SourceDamage))]
         except MsgStoreError as error:
             raise AssertionError(f"{where}, no queue is read: {error}") from error
+        assert damage or not all(info.read for info in infos), f"{where}, there is no damage, and nothing that is not read"
         missing = expected - places_of(item for item in items if isinstance(item, MessageBatch))
         assert not missing, f"{where}, {len(missing)} messages of other queues are missing"
 
