@@ -222,6 +222,10 @@ expires-as-it-likes: a message that expires has expired at any time
     _batch: 0 != at < replay.now_ms => 0 != at
 whole-paths: files of records are not relative to the path of the source
     _path > str(self._context.path / _)
+stops-at-a-file: an error of the disk in one file ends the command
+    messages: error.errno not in _UNREADABLE => True
+hides-pipes: a pipe in place of a file is not named
+    damage: in self._odd => in ()
 believes-a-size: memory is taken for what a record claims to have
     _replay: found = => [reserve(journal) for journal in journals]; found =
 """)  # fmt: skip
