@@ -163,7 +163,7 @@ def test_file_that_cannot_be_read_costs_its_messages_only(tmp_path, monkeypatch)
     with open_source(source_spec(load_catalogue(), tmp_path)) as source:
         (queue,) = source.queues()
         names[1] = names[2]  # read before, and not now
-        monkeypatch.setattr(source.backend._log, "_kept", {})
+        monkeypatch.setattr(source.backend._log, "_kept", {})  # type: ignore[attr-defined]  # of a CheckedSource
         with pytest.raises(OSError, match="Input/output error"):
             list(source.messages(queue.name, 0, None))
     monkeypatch.setattr(opening, "_read", lambda *_: os.open(tmp_path / "absent", os.O_RDONLY))
