@@ -181,11 +181,11 @@ def _hints(options: Hashable) -> dict[str, Any]:
 def check_type(name: str, kind: Any) -> None:
     """Raise TypeError for an annotation for which a configuration has no value, or which a frozen class should not have."""
     is_usable = not _parts(kind) & {bytes, bytearray, dict, frozenset, list, set}
-    try:
-        for one in {kind, *_alternatives(kind)} - {type(None)}:
-            _converter(None).get_structure_hook(one)
-    except cattrs.StructureHandlerNotFoundError:
-        is_usable = False
+    for one in {kind, *_alternatives(kind)} - {type(None)}:
+        try:
+            _converter(None).structure(object(), one)
+        except Exception as error:  # another one says that this is no value of a known type
+            is_usable &= not isinstance(error, cattrs.StructureHandlerNotFoundError)
     if not is_usable:
         shown = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else kind
         known = "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, each also | None"
