@@ -88,7 +88,7 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
     checked = list(map(os.path.abspath, paths))
     for path in checked[:]:
         checked += _first_file(path)
-        if not os.path.exists(path):  # noqa: PTH110 - a path of Spark's, as text
+        if not Path(path).exists():
             log.warning("%s: does not exist on the driver, and is not checked", path)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not is_remote() and not count(spark):
@@ -112,7 +112,7 @@ def check_executors(spark: SparkSession, paths: Iterable[str | Path] = ()) -> in
 
 def _first_file(path: str) -> list[str]:
     """Return a file in a directory, or in one below it, if there is any."""
-    return next(([os.path.join(top, min(files))] for top, _, files in os.walk(path) if files), [])  # noqa: PTH118 - as above
+    return next(([str(Path(top, min(files)))] for top, _, files in os.walk(path) if files), [])
 
 
 def no_executor(spark: SparkSession) -> SparkUnavailable:

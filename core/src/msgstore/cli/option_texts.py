@@ -57,7 +57,8 @@ def default_options(catalogue: Catalogue, format_name: str, record: str | None) 
 
 
 def read_without_keys(catalogue: Catalogue, names: Iterable[str]) -> str:
-    """Return a sentence about record types with secret options when they are read without a configuration, else ""."""
+    """Return a sentence that names the secret options of these record types, for a command that has none of them; "" if the
+    types have none."""
     types = catalogue.descriptors(RecordTypeDescriptor)
     secrets = {one.name: [field.name for field in attrs.fields(one.options) if field.repr is False] for one in types}
     listed = [f"{name} ({', '.join(secrets[name])})" for name in sorted(set(names)) if secrets.get(name)]

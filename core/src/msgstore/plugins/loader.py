@@ -229,7 +229,8 @@ def load(entry_points: Iterable[tuple[Provider, metadata.EntryPoint]]) -> Loaded
 
 
 _KEPT: dict[tuple[object, ...], tuple[Sequence[object], Loaded]] = {}
-"""Results of ``load_once`` with their entry points, by the identity of these: a change of the installation makes others."""
+"""Identities of entry points, and disabled names, to the result of ``load_once``. The entry points are kept with it, so that
+no others get their identities; they are other objects after a change of the installation."""
 _MOST_KEPT = 8
 
 

@@ -170,13 +170,13 @@ def _backend(name: str, **given: Any) -> Backend:
     return Backend(name, given, base=Path())
 
 
-def _note_defaults(catalogue: Catalogue, options: StoreSinkOptions) -> None:
+def _note_defaults(catalogue: Catalogue, sink: StoreSinkOptions) -> None:
     """Say that new records have the defaults of the options of their type, unless some are given."""
-    given = options.records.get(options.record)
-    if isinstance(given, Mapping) and set(given) > {"byte"}:
+    given = sink.records.get(sink.record)
+    if isinstance(given, Mapping) and set(given) - {"byte"}:
         return
-    if defaults := default_options(catalogue, options.format, options.record):
-        table = f"""--sink-option 'records={{"{options.record}": {{"byte": 128, ...}}}}'"""
+    if defaults := default_options(catalogue, sink.format, sink.record):
+        table = f"""--sink-option 'records={{"{sink.record}": {{"byte": 128, ...}}}}'"""
         output.note(f"{defaults}; {table} gives others")
 
 

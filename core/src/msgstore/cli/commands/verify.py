@@ -95,7 +95,7 @@ def _checksum(members: dict[str, Any]) -> int:
 
 
 def _options_of(target: options.StoreTarget) -> str:
-    """Return what makes one check another: names and hashed options of the body codec and the format."""
+    """Return what must be the same when a check is resumed: names and hashed options of the body codec and the format."""
     salt = hashlib.sha256(os.fsencode(os.path.realpath(target.path))).digest()
     found = [(one.name, option_digests(one, salt)) for one in (target.config.body, target.config.format)]
     return json.dumps(found, sort_keys=True)

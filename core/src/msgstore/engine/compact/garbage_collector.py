@@ -61,6 +61,7 @@ _PAUSE_SECONDS = 0.02
 _REPEAT_SECONDS = 3600.0
 """A warning is logged again after this time: a collection may fail in the same way each second."""
 _MAX_WARNINGS = 1000
+"""Number of warnings that are remembered for that."""
 _CLOCK_STEP_SECONDS = 60.0
 """A larger step of the clock is logged."""
 _CLOCK_WAS_SET = "%s: the clock was set forward by %.0f s. For the GC policy no message is older until the store opens again"

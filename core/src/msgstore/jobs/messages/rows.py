@@ -112,7 +112,8 @@ def damage_as_json(damage: SourceDamage) -> dict[str, Any]:
 
 
 def each_once(damage: Iterable[SourceDamage]) -> list[SourceDamage]:
-    """Leave out damage of files that a queue has, too: a record that a scan finds, and the reader of its message."""
+    """Return the damage without the spans of a file that are also damage of a queue: a damaged record is found by the scan of
+    its file, and again when its message is read."""
     damage = list(damage)
     of_queues = {(one.file, one.offset, one.size) for one in damage if one.name is not None}
     return [one for one in damage if one.name is not None or (one.file, one.offset, one.size) not in of_queues]

@@ -283,9 +283,9 @@ class SourceDamageTests(KitTests):
     def test_a_file_that_cannot_be_read(
         self, subject: Subject, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A failure means that one file stops the queues in other files: it is a pipe, or the disk has an error where it is. An
-        error of ``SourceContext.read`` ends the command if a source lets it pass. It is damage of size 0 of the queue, or a
-        QueueInfo with ``read=False``."""
+        """A failure means that a file that cannot be read stops the queues in other files, or that nothing says so. The file is
+        a pipe, or the disk has an error. A source that lets an error of ``SourceContext.read`` pass ends the command: yield
+        damage of size 0 for the queue, or list it with ``read=False``."""
         whole = list(batches(subject, sample))
         files = {batch.name: {file for each in whole if each.name == batch.name for file in each.files} for batch in whole}
         alone = {file for of_queue in files.values() for file in of_queue if any(file not in other for other in files.values())}
