@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import msgstore
-from msgstore.cli.message_options import SinkOptions
+from msgstore.cli.message_options import sink_backend
 from msgstore.cli.output import progress
 from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
 from msgstore.jobs.detection import detect
@@ -929,11 +929,8 @@ def test_password_of_a_url_is_not_shown(given, shown):
 
 
 def test_short_options_become_options_of_the_sink():
-    options = SinkOptions(
-        sink_options=("user_id=keep",), to_exchange=True, declare=True, mandatory=False, rate=2.5, anyway=True
-    )
-    found = options.backend()
+    found = sink_backend(sink_options=("user_id=keep",), to_exchange=True, declare=True, mandatory=False, rate=2.5, anyway=True)
     assert found is not None
     expected = {"user_id": "keep", "to": "exchange", "declare": True, "mandatory": False, "rate": 2.5, "anyway": True}
     assert (found.name, dict(found.options)) == ("", expected)
-    assert SinkOptions().backend() is None
+    assert sink_backend() is None

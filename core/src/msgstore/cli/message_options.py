@@ -14,7 +14,7 @@ from msgstore.config import read_config
 from msgstore.contract import LISTED, STATES, QueueInfo, QueueName, SourceDamage
 from msgstore.directory import has_settings
 from msgstore.jobs.messages.rows import damage_as_json, each_once
-from msgstore.jobs.messages.selection import Selection, select
+from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import SourceSpec, parse_options, source_spec
 from msgstore.jobs.reports import SpanReport
 from msgstore.jobs.workers import worker_catalogue
@@ -63,71 +63,45 @@ class SourceOptions:
                 if backend.options and key not in given:
                     given[key] = backend  # with its base: paths in it are relative to the file
         max_age = None if self.max_age is None else GivenText(self.max_age)  # a number is seconds
-        short = {name: value for name, value in (("max_age", max_age), ("group", self.group)) if value is not None}
-        return _backend(self.source, given, short)
+        return _backend(self.source, given, max_age=max_age, group=self.group)
 
     def spec(self, path: Path, *, raw: bool = False, accepts: tuple[str, ...] = ()) -> SourceSpec:
         return source_spec(worker_catalogue(), path, self.backend(path), raw=raw, accepts=accepts or None)
 
 
-@attrs.frozen
-class SinkOptions:
-    """Values of the options that select and configure a sink."""
-
-    sink: str | None = None
-    sink_options: tuple[str, ...] = ()
-    to_exchange: bool = False
-    declare: bool = False
-    mandatory: bool = True
-    rate: float | None = None
-    anyway: bool = False
-
-    def backend(self) -> Backend | None:
-        """Return the sink, or None if DEST selects it. With options alone, it has no name."""
-        given = parse_options(self.sink_options, "--sink-option")
-        short = {
-            "to": "exchange" if self.to_exchange else None,
-            "mandatory": None if self.mandatory else False,
-            "rate": self.rate,
-            "declare": self.declare or None,
-            "anyway": self.anyway or None,
-        }
-        return _backend(self.sink, given, {name: value for name, value in short.items() if value is not None})
+def sink_backend(
+    *,
+    sink: str | None = None,
+    sink_options: tuple[str, ...] = (),
+    to_exchange: bool = False,
+    declare: bool = False,
+    mandatory: bool = True,
+    rate: float | None = None,
+    anyway: bool = False,
+) -> Backend | None:
+    """Return the sink, or None if DEST selects it. With options alone, it has no name."""
+    return _backend(
+        sink,
+        parse_options(sink_options, "--sink-option"),
+        to="exchange" if to_exchange else None,
+        mandatory=None if mandatory else False,
+        rate=rate,
+        declare=declare or None,
+        anyway=anyway or None,
+    )
 
 
-_WORDS = {
-    "max_age": "--max-age",
-    "group": "--group",
-    "to": "--to-exchange",
-    "mandatory": "--no-mandatory",
-    "rate": "--rate",
-    "declare": "--declare",
-    "anyway": "--anyway",
-}
-"""Options of some sources and sinks to their words."""
+_WORDS = {"max_age": "--max-age", "to": "--to-exchange", "mandatory": "--no-mandatory"}
+"""Options of some sources and sinks to their words, if these are others than their names."""
 
 
-def _backend(name: str | None, given: Mapping[str, object], short: Mapping[str, object]) -> Backend | None:
-    """Return a source or sink; None if nothing is given."""
+def _backend(name: str | None, given: Mapping[str, object], **short: object) -> Backend | None:
+    """Return a source or sink; None if nothing is given. ``short``: options with words of their own, None if not given."""
+    short = {option: value for option, value in short.items() if value is not None}
     if not (name or given or short):
         return None
-    return Backend(name or "", {**given, **short}, base=Path(), shorthands={option: _WORDS[option] for option in short})
-
-
-@attrs.frozen
-class SelectionOptions:
-    """Values of the options that select messages."""
-
-    vhosts: tuple[str, ...] = ()
-    queues: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    everything: bool = False
-    first: int = 0
-    limit: int | None = None
-
-    def selection(self) -> Selection:
-        return select(**attrs.asdict(self))
+    words = {option: _WORDS.get(option, f"--{option}") for option in short}
+    return Backend(name or "", {**given, **short}, base=Path(), shorthands=words)
 
 
 configured = options.configuration(f"{options.OMIT} Its codec and record types have the options that FILE gives them.")
@@ -148,7 +122,7 @@ from_source = options.bundle(
 )
 to_sink = options.bundle(
     "sink",
-    SinkOptions,
+    sink_backend,
     sink=click.option("--sink", metavar="NAME", help="The sink. Default: the one of DEST's ending or scheme."),
     sink_options=click.option(
         "--sink-option", "sink_options", multiple=True, metavar="NAME=VALUE", help=f"An option of the sink. {_VALUE}"
@@ -163,7 +137,7 @@ to_sink = options.bundle(
 )
 selected = options.bundle(
     "selection",
-    SelectionOptions,
+    select,
     vhosts=click.option("--vhost", "vhosts", multiple=True, metavar="GLOB", help="Virtual hosts. Default: all."),
     queues=click.option("--queue", "queues", multiple=True, metavar="GLOB", help="Queues. Default: all."),
     ids=click.option("--id", "ids", multiple=True, metavar="ID", help="Messages with this id, as lists show it."),

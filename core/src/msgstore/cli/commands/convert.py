@@ -9,25 +9,13 @@ from typing import Any
 import click
 
 from msgstore.builtin.plugin import StoreSinkOptions
-from msgstore.cli import options, output
-from msgstore.cli.message_options import (
-    MAX_REASONS,
-    SelectionOptions,
-    SinkOptions,
-    SourceOptions,
-    accepted,
-    finish,
-    from_source,
-    name_columns,
-    selected,
-    source_path,
-    to_sink,
-)
+from msgstore.cli import message_options, options, output
 from msgstore.cli.option_texts import default_options
 from msgstore.cli.output import count, plural
 from msgstore.contract import QueueInfo
 from msgstore.jobs.messages.conversion_plan import plan_convert
 from msgstore.jobs.messages.conversion_report import ConvertReport
+from msgstore.jobs.messages.selection import Selection, select
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.catalogue import Catalogue
@@ -41,14 +29,14 @@ to_runner = options.bundle(
 
 
 @click.command("convert")
-@source_path
+@message_options.source_path
 @click.argument("destination", metavar="DEST")
-@from_source
-@selected
-@to_sink
+@message_options.from_source
+@message_options.selected
+@message_options.to_sink
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a queue another name.")
 @click.option("--raw", is_flag=True, help="Keep the records as stored, for a conversion back.")
-@accepted
+@message_options.accepted
 @click.option("--mark-duplicates", is_flag=True, help="After a kill: mark what was perhaps sent twice.")
 @options.file("--journal", help="Journal of a conversion into a URL. Default: msgstore-convert.jsonl here.")
 @click.option("--restart", is_flag=True, help="Begin anew instead of continuing an interrupted conversion.")
@@ -57,15 +45,9 @@ to_runner = options.bundle(
 @options.as_json
 def convert_(
     path: Path,
-    destination: str,
-    source: SourceOptions,
-    selection: SelectionOptions,
-    sink: SinkOptions,
+    source: message_options.SourceOptions,
     rename: tuple[str, ...],
     accepts: tuple[str, ...],
-    dry_run: bool,
-    runner: options.RunnerOptions,
-    out: output.Output,
     **choices: Any,
 ) -> None:
     """Copy the messages in SRC to DEST, each queue in its order. SRC is only read.
@@ -82,23 +64,22 @@ def convert_(
       msgstore convert store messages.parquet --runner spark --master 'local[4]'
     """
     names = dict(_renamed(pair) for pair in rename)
-    choices |= {"source": source.backend(path), "sink": sink.backend(), "rename": names, "accepts": accepts or None}
-    _convert(path, destination, selection, runner, out, dry_run=dry_run, **choices)
+    _convert(path, source=source.backend(path), rename=names, accepts=accepts or None, **choices)
 
 
 def _convert(
     path: Path,
     destination: str,
-    selection: SelectionOptions,
     runner: options.RunnerOptions,
     out: output.Output,
     *,
+    selection: Selection | None = None,
     dry_run: bool = False,
     **choices: Any,
 ) -> None:
     catalogue = worker_catalogue()
-    job = plan_convert(catalogue, path, destination, selection.selection(), dry_run=dry_run, **choices)
-
+    selection = selection or select()
+    job = plan_convert(catalogue, path, destination, selection, dry_run=dry_run, **choices)
     if job.sink.name == "store":
         _note_defaults(catalogue, job.sink.structure(StoreSinkOptions, "the sink store", "--sink-option"))
 
@@ -114,31 +95,24 @@ def _convert(
     out.emit(*(queue.as_json() for queue in report.queues))
     _show_report(out, report, selection, f"{path} to {report.destination}", dry_run=dry_run)
     refusals = report.total("refused")
-    finish(out, path, report.damage, report.not_read, others=report.others, refused=refusals, summary=report.as_json())
+    summary = report.as_json()
+    message_options.finish(out, path, report.damage, report.not_read, others=report.others, refused=refusals, summary=summary)
 
 
 @click.command("export", deprecated="Use convert --sink parquet.")
-@source_path
+@message_options.source_path
 @click.argument("destination", metavar="DEST")
 @click.option("--columns", metavar="NAME,...", help="Columns of the files, instead of all.")
 @click.option("--body", metavar="NAME", help="Codec that reads the bodies: its name, or a table with its options.")
 @to_runner
 @options.as_json
-def export(
-    path: Path,
-    destination: str,
-    columns: str | None,
-    body: str | None,
-    runner: options.RunnerOptions,
-    out: output.Output,
-) -> None:
+def export(columns: str | None, body: str | None, **choices: Any) -> None:
     """Copy the messages of the store SRC to Parquet files in DEST."""
-    source, sink = _backend("store", body=body), _backend("parquet", columns=columns)
-    _convert(path, destination, SelectionOptions(), runner, out, source=source, sink=sink)
+    _convert(source=_backend("store", body=body), sink=_backend("parquet", columns=columns), **choices)
 
 
 @click.command("import", deprecated="Use convert --sink store.")
-@source_path
+@message_options.source_path
 @click.argument("destination", metavar="DEST")
 @options.named("--index", "ets", "Index of the new store.")
 @options.named("--format", "v2", "Format of the new store.")
@@ -158,7 +132,7 @@ def import_(
 ) -> None:
     """Copy the messages in Parquet or JSON Lines to a new store at DEST."""
     source = _backend("", ignore_others=True) if ignore_others else None
-    _convert(path, destination, SelectionOptions(), runner, out, source=source, sink=_backend("store", **sink_options))
+    _convert(path, destination, runner, out, source=source, sink=_backend("store", **sink_options))
 
 
 def _backend(name: str, **given: Any) -> Backend:
@@ -187,8 +161,8 @@ def _renamed(pair: str) -> tuple[str, str]:
     return old, new
 
 
-def _show_report(out: output.Output, report: ConvertReport, selection: SelectionOptions, title: str, *, dry_run: bool) -> None:
-    names = name_columns(report.queues)
+def _show_report(out: output.Output, report: ConvertReport, selection: Selection, title: str, *, dry_run: bool) -> None:
+    names = message_options.name_columns(report.queues)
     columns = output.columns(
         "system vhost queue partition selected written refused:yellow damaged bytes:bytes",
         **names,
@@ -196,9 +170,9 @@ def _show_report(out: output.Output, report: ConvertReport, selection: Selection
     )
     out.rows(title, columns, report.queues, optional=tuple(names))
     out.print()
-    for reason, number in report.reasons.most_common(MAX_REASONS):
+    for reason, number in report.reasons.most_common(message_options.MAX_REASONS):
         out.print(f"refused, {number:,}: {output.one_line(reason)}", "yellow")
-    out.more(len(report.reasons), MAX_REASONS, "reasons")
+    out.more(len(report.reasons), message_options.MAX_REASONS, "reasons")
     ends = ("written", "refused", "damaged")
     if selection.ids and not report.total("selected"):
         out.print(f"no selected message has the id {', '.join(selection.ids)}", "yellow")

@@ -11,18 +11,7 @@ from typing import Any, Literal
 
 import click
 
-from msgstore.cli import options, output
-from msgstore.cli.message_options import (
-    MAX_REASONS,
-    SelectionOptions,
-    SourceOptions,
-    accepted,
-    finish,
-    from_source,
-    name_columns,
-    selected,
-    source_path,
-)
+from msgstore.cli import message_options, options, output
 from msgstore.cli.output import count, plural
 from msgstore.contract import STATES, MessageBatch, QueueInfo, SourceDamage
 from msgstore.contract.messages import CERTAIN
@@ -30,6 +19,7 @@ from msgstore.jobs.detection import detect as find_sources
 from msgstore.jobs.detection import not_recognised
 from msgstore.jobs.messages.listing import CountedQueue, count_queues, list_messages, size_of
 from msgstore.jobs.messages.rows import queue_as_json, rows_of
+from msgstore.jobs.messages.selection import Selection
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.jobs.workers import worker_catalogue
 
@@ -68,12 +58,12 @@ def detect(path: Path, config_file: Path | None, out: output.Output) -> None:  #
 
 
 @click.command()
-@source_path
-@from_source
-@selected
+@message_options.source_path
+@message_options.from_source
+@message_options.selected
 @click.option("--times", is_flag=True, help="Show the time of the first and last message.")
 @options.as_json
-def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times: bool, out: output.Output) -> None:
+def queues(path: Path, source: message_options.SourceOptions, selection: Selection, times: bool, out: output.Output) -> None:
     """List the queues in SRC, with the number of messages in each. Writes nothing.
 
     Messages are those that a restart of the broker would deliver, and expired ones. "of these" says how many of them are not
@@ -85,18 +75,18 @@ def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times
       msgstore queues /var/spool/kestrel
       msgstore queues store --queue 'order*' --times --json
     """
-    spec, chosen = source.spec(path), selection.selection()
+    spec = source.spec(path)
     with out.progress("counting") as bar:
-        found, damage = count_queues(spec, chosen, ProgressMeter(size_of(path), bar))
+        found, damage = count_queues(spec, selection, ProgressMeter(size_of(path), bar))
     read = [queue for queue in found if queue.info.read]
     out.emit(*(queue.as_json(times=times) for queue in found))
     columns = output.columns(
         "system vhost queue partition type messages bytes:bytes of_these not_counted notes damage"
         + (" first last" if times else ""),
-        **name_columns(read),
+        **message_options.name_columns(read),
         type=lambda queue: queue.info.type,
-        of_these=lambda queue: _states(queue, chosen.states),
-        not_counted=lambda queue: _states(queue, set(STATES) - set(chosen.states)),
+        of_these=lambda queue: _states(queue, selection.states),
+        not_counted=lambda queue: _states(queue, set(STATES) - set(selection.states)),
         notes=_notes,
         damage=lambda queue: count(queue.damage, "bold red"),
         first=lambda queue: _time(queue.first_ms),
@@ -112,7 +102,7 @@ def queues(path: Path, source: SourceOptions, selection: SelectionOptions, times
     out.print(f"{plural(sum(queue.messages for queue in read), 'message')} in {plural(len(read), 'queue')}")
     ending = "parquet" if find_spec("pyarrow") else "jsonl"
     out.print(f"next: msgstore messages {path}, or: msgstore convert {path} NAME.{ending}", "dim")
-    finish(out, path, damage, [queue.info for queue in found if not queue.info.read])
+    message_options.finish(out, path, damage, [queue.info for queue in found if not queue.info.read])
 
 
 def _states(queue: CountedQueue, states: Collection[str]) -> str:
@@ -131,18 +121,18 @@ def _notes(queue: CountedQueue) -> str:
 
 
 @click.command()
-@source_path
-@from_source
-@selected
+@message_options.source_path
+@message_options.from_source
+@message_options.selected
 @click.option("--as", "view", type=click.Choice(["table", "text", "hex", "json"]), default="table", help="How to show bodies.")
 @click.option("--no-body", is_flag=True, help="With --json: without the bodies.")
 @click.option("--raw", is_flag=True, help="With --json: also the records as stored.")
-@accepted
+@message_options.accepted
 @options.as_json
 def messages(
     path: Path,
-    source: SourceOptions,
-    selection: SelectionOptions,
+    source: message_options.SourceOptions,
+    selection: Selection,
     view: View,
     no_body: bool,
     raw: bool,
@@ -157,14 +147,14 @@ def messages(
       msgstore messages store --as text --id 31323334353637383930616263646566
       msgstore messages store --all --json | jq -r .body
     """
-    spec, chosen = source.spec(path, raw=raw, accepts=accepts), selection.selection()
+    spec = source.spec(path, raw=raw, accepts=accepts)
     refused, others = Counter[str](), Counter[str]()
     damage: list[SourceDamage] = []
     not_read: list[QueueInfo] = []
-    missing = set(chosen.ids)
+    missing = set(selection.ids)
 
     def batches() -> Iterator[MessageBatch]:
-        for item in list_messages(spec, chosen, others):
+        for item in list_messages(spec, selection, others):
             if isinstance(item, MessageBatch):
                 missing.difference_update([one.lower() for one in item.ids or () if one] if missing else ())
                 refused.update(reason for reason in item.refusals or () if reason)
@@ -189,12 +179,12 @@ def messages(
             for batch in batches():
                 for row, body in _with_bodies(batch):
                     _show(line, row, body, view)
-    for wanted in sorted(missing) if chosen.limit is None else ():
+    for wanted in sorted(missing) if selection.limit is None else ():
         out.print(f"no selected message has the id {wanted}", "yellow")
-    for reason, number in refused.most_common(MAX_REASONS):
+    for reason, number in refused.most_common(message_options.MAX_REASONS):
         out.emit({"kind": "refused", "reason": reason, "messages": number})
         out.print(f"no raw record, {number:,}: {reason}", "yellow")
-    finish(out, path, damage, not_read, others=others, refused=refused.total())
+    message_options.finish(out, path, damage, not_read, others=others, refused=refused.total())
 
 
 def _with_bodies(batch: MessageBatch) -> Iterator[tuple[dict[str, Any], bytes]]:
