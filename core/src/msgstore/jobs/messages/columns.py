@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pyarrow as pa
 
 from msgstore.contract import ConfigError, MessageBatch, StoreError
-from msgstore.contract.messages import CERTAIN
-from msgstore.jobs.messages.rows import checked_row, checked_values, encode, has_origin, parse_json, printable_name
+from msgstore.jobs.messages.rows import (
+    checked_row,
+    checked_values,
+    encode,
+    has_origin,
+    member_values,
+    parse_json,
+    printable_name,
+)
 
 ORIGIN = pa.struct([pa.field("file", pa.string()), pa.field("offset", pa.int64()), pa.field("size", pa.int64())])
 MESSAGES = pa.schema([
@@ -24,7 +31,8 @@ MESSAGES = pa.schema([
     pa.field("state", pa.string(), nullable=False), pa.field("certainty", pa.string(), nullable=False),
     pa.field("verified", pa.bool_()), pa.field("origin", ORIGIN, nullable=False),
 ])  # fmt: skip
-"""``properties`` and ``headers`` are JSON text: their values have no common type."""
+_JSON = ("properties", "headers")
+"""Columns of JSON text: their values have no common type."""
 
 
 def chosen(names: str | None) -> pa.Schema:
@@ -37,50 +45,17 @@ def chosen(names: str | None) -> pa.Schema:
     return pa.schema([MESSAGES.field(name) for name in dict.fromkeys(wanted)])
 
 
-def _objects(column: Sequence[Any] | None) -> list[str | None] | None:
-    return None if column is None else [None if value is None else encode(value) for value in column]
-
-
-def _origins(batch: MessageBatch) -> pa.StructArray:
-    printable = {file: printable_name(file) for file in set(batch.files)}
-    columns = [printable[file] for file in batch.files], batch.offsets, batch.sizes
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, ORIGIN, strict=True)]
-    return pa.StructArray.from_arrays(arrays, fields=list(ORIGIN))
-
-
 def record_batch(batch: MessageBatch, names: Sequence[str] = MESSAGES.names) -> pa.RecordBatch:
     """Return the columns ``names`` of a batch. A column that is not asked for is not made."""
-    count = len(batch)
-    makers: dict[str, Callable[[], Sequence[Any] | pa.Array | None]] = {
-        "system": lambda: [batch.name.system] * count,
-        "vhost": lambda: [batch.name.vhost and printable_name(batch.name.vhost)] * count,
-        "queue": lambda: [batch.name.queue and printable_name(batch.name.queue)] * count,
-        "partition": lambda: [batch.name.partition] * count,
-        "position": lambda: batch.positions,
-        "sequence": lambda: batch.sequences,
-        "id": lambda: batch.ids,
-        "size": lambda: list(map(len, batch.bodies)),
-        "sha256": lambda: [hashlib.sha256(body).hexdigest() for body in batch.bodies],
-        "body": lambda: batch.bodies,
-        "raw": lambda: batch.raws,
-        "exchange": lambda: batch.exchanges,
-        "routing_keys": lambda: batch.routing_keys,
-        "properties": lambda: _objects(batch.properties),
-        "headers": lambda: _objects(batch.headers),
-        "raw_properties": lambda: batch.raw_properties,
-        "timestamp_ms": lambda: batch.timestamps_ms,
-        "expiry_ms": lambda: batch.expiries_ms,
-        "state": lambda: batch.states,
-        "certainty": lambda: batch.certainties or [CERTAIN] * count,
-        "verified": lambda: batch.verified,
-        "origin": lambda: _origins(batch),
-    }
+    vhost, queue = (text and printable_name(text) for text in (batch.name.vhost, batch.name.queue))
+    batch = attrs.evolve(batch, name=attrs.evolve(batch.name, vhost=vhost, queue=queue))
     schema = pa.schema([MESSAGES.field(name) for name in names])
     arrays = []
     for field in schema:
-        values = makers[field.name]()
-        is_array = isinstance(values, pa.Array)
-        arrays.append(pa.nulls(count, field.type) if values is None else values if is_array else pa.array(values, field.type))
+        values = member_values(batch, field.name)
+        if field.name in _JSON:
+            values = [None if value is None else encode(value) for value in values]
+        arrays.append(pa.array(values, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -156,7 +131,7 @@ def checked_rows(table: pa.Table, numbers: Sequence[int], file: str) -> Iterator
         try:
             if isinstance(row, str):
                 raise ValueError(row)  # noqa: TRY004 - one class of errors
-            for member in ("properties", "headers"):
+            for member in _JSON:
                 if row.get(member) is not None:
                     row[member] = parse_json(row[member])
             if isinstance(row.get("id"), bytes):

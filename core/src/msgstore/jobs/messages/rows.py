@@ -33,65 +33,46 @@ def _text(value: bytes | None) -> str | None:
 
 def name_as_json(name: QueueName | None) -> dict[str, Any]:
     """Return the four parts of a queue's name."""
-    if name is None:
-        return {"system": None, "vhost": None, "queue": None, "partition": None}
-    return {"system": name.system, "vhost": name.vhost, "queue": name.queue, "partition": name.partition}
+    return {part: getattr(name, part, None) for part in ("system", "vhost", "queue", "partition")}
+
+
+COLUMNS = {
+    "position": "positions", "sequence": "sequences", "id": "ids", "body": "bodies", "raw": "raws", "exchange": "exchanges",
+    "routing_keys": "routing_keys", "properties": "properties", "headers": "headers", "raw_properties": "raw_properties",
+    "timestamp_ms": "timestamps_ms", "expiry_ms": "expiries_ms", "state": "states", "certainty": "certainties",
+    "verified": "verified",
+}  # fmt: skip
+"""Member of a message's object to the column of a batch that has its values."""
+
+
+def member_values(batch: MessageBatch, member: str) -> Iterable[Any]:
+    """Return the values of a member of all messages, in which bytes are bytes."""
+    if member in ("system", "vhost", "queue", "partition"):
+        return [getattr(batch.name, member)] * len(batch)
+    if member == "size":
+        return map(len, batch.bodies)
+    if member == "sha256":
+        return (hashlib.sha256(body).hexdigest() for body in batch.bodies)
+    if member == "origin":
+        printable = {file: printable_name(file) for file in set(batch.files)}
+        places = zip(batch.files, batch.offsets, batch.sizes, strict=True)
+        return ({"file": printable[file], "offset": offset, "size": size} for file, offset, size in places)
+    values: Sequence[Any] | None = getattr(batch, COLUMNS[member])
+    return [CERTAIN if member == "certainty" else None] * len(batch) if values is None else values
 
 
 def rows_of(batch: MessageBatch, *, body: bool = True) -> Iterator[dict[str, Any]]:
     """Yield each message as a JSON object."""
-    nothing = [None] * len(batch)
-    name = name_as_json(batch.name)
-    columns = zip(
-        batch.positions,
-        batch.sequences or nothing,
-        batch.ids or nothing,
-        batch.bodies,
-        batch.raws or nothing,
-        batch.exchanges or nothing,
-        batch.routing_keys or nothing,
-        batch.properties or nothing,
-        batch.headers or nothing,
-        batch.raw_properties or nothing,
-        batch.timestamps_ms or nothing,
-        batch.expiries_ms or nothing,
-        batch.states,
-        batch.certainties or [CERTAIN] * len(batch),
-        batch.verified or nothing,
-        batch.files,
-        batch.offsets,
-        batch.sizes,
-        strict=True,
-    )
-    for (
-        position, sequence, msg_id, content, raw, exchange, keys, properties, headers, stored, timestamp, expiry, state,
-        certainty, verified, file, offset, size,
-    ) in columns:  # fmt: skip
-        row = {
-            **name,
-            "position": position,
-            "sequence": sequence,
-            "id": msg_id,
-            "size": len(content),
-            "sha256": hashlib.sha256(content).hexdigest(),
-        }
-        if body:
-            row["body"] = b64encode(content).decode()
-        if batch.raws is not None:
-            row["raw"] = _text(raw)
-        yield row | {
-            "exchange": exchange,
-            "routing_keys": None if keys is None else list(keys),
-            "properties": properties,
-            "headers": headers,
-            "raw_properties": _text(stored),
-            "timestamp_ms": timestamp,
-            "expiry_ms": expiry,
-            "state": state,
-            "certainty": certainty,
-            "verified": verified,
-            "origin": {"file": printable_name(file), "offset": offset, "size": size},
-        }
+    columns = {member: member_values(batch, member) for member in MEMBER_TYPES}
+    for member in ("body", "raw", "raw_properties"):
+        columns[member] = map(_text, columns[member])
+    columns["routing_keys"] = (None if keys is None else list(keys) for keys in columns["routing_keys"])
+    if not body:
+        del columns["body"]
+    if batch.raws is None:
+        del columns["raw"]
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
 
 
 def queue_as_json(info: QueueInfo, **numbers: Any) -> dict[str, Any]:
@@ -226,32 +207,23 @@ def queue_of(row: dict[str, Any]) -> QueueName:
 def batch_of(name: QueueName, rows: Sequence[dict[str, Any]], first: int, *, raw: bool) -> MessageBatch:
     """Return checked objects of one queue as a batch; the first has the position ``first``."""
 
-    def column(member: str) -> list[Any] | None:
+    columns: dict[str, Any] = {}
+    for member, column in COLUMNS.items():
         values = [row.get(member) for row in rows]
-        return values if any(value is not None for value in values) else None
-
+        if any(value is not None for value in values) and (raw or member != "raw"):
+            columns[column] = values
+    if "certainties" in columns:
+        columns["certainties"] = [value or CERTAIN for value in columns["certainties"]]
     origins = [row.get("origin") or {} for row in rows]
-    return MessageBatch(
-        name=name,
-        bodies=[row["body"] for row in rows],
-        positions=range(first, first + len(rows)),
-        states=[row.get("state") or "ready" for row in rows],
-        files=[str(origin.get("file") or "") for origin in origins],
-        offsets=[origin.get("offset") or 0 for origin in origins],
-        sizes=[origin.get("size") or 0 for origin in origins],
-        sequences=column("sequence"),
-        ids=column("id"),
-        raws=column("raw") if raw else None,
-        exchanges=column("exchange"),
-        routing_keys=column("routing_keys"),
-        properties=column("properties"),
-        headers=column("headers"),
-        raw_properties=column("raw_properties"),
-        timestamps_ms=column("timestamp_ms"),
-        expiries_ms=column("expiry_ms"),
-        certainties=[value or CERTAIN for value in found] if (found := column("certainty")) else None,
-        verified=column("verified"),
-    )
+    columns |= {
+        "bodies": [row["body"] for row in rows],
+        "positions": range(first, first + len(rows)),
+        "states": [row.get("state") or "ready" for row in rows],
+        "files": [str(origin.get("file") or "") for origin in origins],
+        "offsets": [origin.get("offset") or 0 for origin in origins],
+        "sizes": [origin.get("size") or 0 for origin in origins],
+    }
+    return MessageBatch(name=name, **columns)
 
 
 def message_id(batch: MessageBatch, row: int) -> bytes:
