@@ -8,7 +8,7 @@ plugin such as Spark) only calls these functions for all tasks, and groups their
     reading         one segment -> its records and its damage
     columns         one segment -> Arrow record batches, and rows -> messages
     messages        messages of any system: sources, sinks, and the conversion between them
-    output          messages -> parts of a new store, written by workers -> the store, published by the driver; also Parquet
+    output          messages -> parts of a new store, written by workers -> the store, published by the driver
 
 Everything that crosses a process is a small frozen value: paths, names and numbers. A worker loads formats and record types
 from its own installed plugins (``workers``).

@@ -1,18 +1,29 @@
-"""Execution of :mod:`msgstore.jobs.reconcile`: records and changes of counts as columns, and the class of each id."""
+"""Execution of :mod:`msgstore.jobs.reconcile`: records and changes of counts as columns, and the class of each id.
+
+The ids of the classes become a directory of Parquet files, which is published by one rename. Each attempt of a task writes into
+its own directory below the staging directory. The driver moves the files of one attempt per task, and deletes all others.
+Folders are named ``class=NAME``, as Spark and Hive name them.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 
+import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from msgstore.contract import Damage
+from msgstore.files import Files
 from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
 from msgstore.jobs.counts import check_weights, read_split, weight_of
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.output.datasets import DatasetPart, DatasetStaging, DatasetWriter, dataset
+from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, errors
 from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
 from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
@@ -21,6 +32,8 @@ from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_
 ROWS = pa.schema([("id", pa.binary(16)), ("count", pa.int64()), ("records", pa.int64()), ("size", pa.int64())])
 """A record or a change. Grouping both by id is their full outer join, at half the cost."""
 WRITTEN_ROWS = pa.schema([("id", pa.binary()), ("count", pa.int64()), ("records", pa.int64())])
+FILE_SIZE = 2**26
+"""Bytes of rows that a task keeps in memory, and then writes as one file of each class."""
 
 
 def rows_of(ids: pa.Array, *, count: pa.Array | None = None, sizes: pa.Array | None = None) -> pa.RecordBatch:
@@ -33,7 +46,56 @@ def rows_of_records(good: IntactRecords) -> pa.RecordBatch:
     return rows_of(fixed_width(good.records.ids), sizes=int64(good.records.sizes))
 
 
-def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, task: int) -> list[DatasetPart]:
+@attrs.frozen
+class ClassFiles:
+    """Files of one attempt of a task. Picklable, small."""
+
+    directory: str
+    files: tuple[tuple[str, int], ...]
+    """(name relative to the directory, bytes)."""
+
+
+class ClassWriter:
+    """Writer of one attempt of a task. What is not finished is deleted when the job ends. Raises StoreIOError."""
+
+    def __init__(self, staging: str, task: int) -> None:
+        self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
+        self._task = task
+        self._waiting: dict[str, list[pa.Table]] = {}
+        """Rows by class that are not written yet."""
+        self._held = 0
+        self._written: list[tuple[str, int]] = []
+        with errors(self._directory):
+            Files().create_directory(self._directory)
+
+    def write(self, name: str, rows: pa.Table) -> None:
+        """Add rows to a class."""
+        self._waiting.setdefault(name, []).append(rows)
+        self._held += rows.nbytes
+        if self._held >= FILE_SIZE:
+            self._write_files()
+
+    def finish(self) -> ClassFiles:
+        """Write everything, and return the files."""
+        self._write_files()
+        return ClassFiles(str(self._directory), tuple(self._written))
+
+    def _write_files(self) -> None:
+        waiting, self._waiting, self._held = self._waiting, {}, 0
+        with errors(self._directory):
+            for name, tables in waiting.items():
+                path = self._directory / f"class={name}"
+                with suppress(FileExistsError):  # without parents: if the driver has deleted the attempt, nothing may come back
+                    Files().create_directory(path)
+                path /= f"part-{self._task:05}-{len(self._written)}.parquet"
+                content = pa.BufferOutputStream()  # in memory: if the disk is full, pyarrow does not try again
+                pq.write_table(pa.concat_tables(tables), content, compression="zstd")
+                data = content.getvalue()
+                Files().write_file(path, [data], sync=False)
+                self._written.append((path.relative_to(self._directory).as_posix(), data.size))
+
+
+def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, task: int) -> list[ClassFiles]:
     """Add every id of ``sums`` to its class, and write it into the folder of the class, if there is a ``staging`` directory.
 
     Raises StoreIOError.
@@ -51,9 +113,9 @@ def finish(sums: IdAggregator, report: ReconcileReport, staging: str | None, tas
                 first = first.take(pc.select_k_unstable(first, NAMED, [("id", "ascending")]))
                 report.name(name, zip(first["id"].to_pylist(), first["count"].to_pylist(), strict=True))
             if staging is not None:
-                writer = writer or DatasetWriter(staging, task, WRITTEN_ROWS)
+                writer = writer or ClassWriter(staging, task)
                 columns = [ids, found["count"], found["records"]]
-                writer.write(f"class={name}", pa.table(columns, schema=WRITTEN_ROWS))
+                writer.write(name, pa.table(columns, schema=WRITTEN_ROWS))
     return [writer.finish()] if writer else []
 
 
@@ -71,14 +133,28 @@ def _classify(rows: pa.Table) -> dict[str, pa.Table]:
     return {name: rows.filter(mask) for name, mask in masks.items()}
 
 
-def commit(staging: DatasetStaging, written: Sequence[DatasetPart]) -> None:
-    """Publish the files of all tasks. The folder of live ids always exists, because other commands take it as input."""
-    staging.commit(written, WRITTEN_ROWS, "class=live")
-
-
-def staging_of(job: ReconcileJob) -> AbstractContextManager[DatasetStaging | None]:
+def staging_of(job: ReconcileJob) -> AbstractContextManager[StagingDirectory | None]:
     """Return the staging directory of the classes, or None if they are not written."""
-    return nullcontext() if job.to is None else dataset(job.to, [*job.sources, *job.deltas])
+    if job.to is None:
+        return nullcontext()
+    destination = Path(os.path.abspath(job.to))  # noqa: PTH100 - absolute() keeps ".."
+    return StagingDirectory.create_locked(destination, [*job.sources, *job.deltas])
+
+
+def commit(staging: StagingDirectory, written: Sequence[ClassFiles]) -> None:
+    """Publish the files of all tasks. Raises StoreError if one is missing, StoreIOError.
+
+    The folder of live ids always has a file, if need be without rows, because other commands take it as input.
+    """
+    with staging.publishing() as content:
+        if not any(name.startswith("class=live") for attempt in written for name, _ in attempt.files):
+            writer = ClassWriter(staging.path, len(written))
+            writer.write("live", WRITTEN_ROWS.empty_table())
+            written = [*written, writer.finish()]
+        for attempt in written:
+            for name, size in attempt.files:
+                Files().make_directory((content / name).parent)
+                staging.take(Path(attempt.directory, name), size, content / name)
 
 
 def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: ProgressMeter) -> ReconcileReport:

@@ -1,1 +1,1 @@
-"""Writing what is new in parallel, a store or a directory of Parquet: parts by workers, one commit by the driver."""
+"""Writing a new store in parallel: parts by workers, one commit by the driver."""
