@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from msgstore.contract import StoreError, StoreIOError, StoreLocked
 from msgstore.files import Files
@@ -30,7 +30,10 @@ _BEGIN = b'{"source":'
 
 class ConversionJournal:
     """A line that says what is converted, a line for each state that is confirmed, and for a service one for each batch before
-    it is sent."""
+    it is sent.
+
+    A context manager: on exit it is closed, and deleted if an exception leaves nothing to continue.
+    """
 
     def __init__(self, path: Path, about: Mapping[str, Any], target: str, *, restart: bool = False) -> None:
         """Open or create a journal. ``about`` must be the same when a conversion continues. Raises StoreError."""
@@ -98,6 +101,16 @@ class ConversionJournal:
     def close(self) -> None:
         self._file.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        try:
+            if error is not None and not self.is_begun:
+                self.end()
+        finally:
+            self.close()
+
     def _sync_names(self) -> None:
         """Make the names of the journal and of the destination beside it durable, before the first state."""
         if not self.is_begun:
@@ -154,13 +167,13 @@ def working(
             files.create_directory(work)
         journal = ConversionJournal(work / _JOURNAL, about, str(destination))
         try:
-            if journal.state is None:
-                for left in work.iterdir():
-                    if left.name != _JOURNAL:
-                        files.remove_tree(left) if left.is_dir() else files.unlink(left)
-                for directory in (work.parent, destination.parent):
-                    files.sync_directory(directory)
-            with closing(journal):
+            with journal:
+                if journal.state is None:
+                    for left in work.iterdir():
+                        if left.name != _JOURNAL:
+                            files.remove_tree(left) if left.is_dir() else files.unlink(left)
+                    for directory in (work.parent, destination.parent):
+                        files.sync_directory(directory)
                 yield journal, work / _CONTENT
         except BaseException:
             if not journal.is_begun:
@@ -183,19 +196,6 @@ def delete_work(work: Path) -> None:
 def _delete_journal(path: Path) -> None:
     path.unlink()
     Files().sync_directory(path.parent)
-
-
-@contextmanager
-def closing(journal: ConversionJournal) -> Iterator[None]:
-    """Close a journal at the end, and delete one that has nothing to continue if the block raises."""
-    try:
-        yield
-    except BaseException:
-        if not journal.is_begun:
-            journal.end()
-        raise
-    finally:
-        journal.close()
 
 
 def check_kinds(content: Path, destination: Path) -> None:

@@ -5,24 +5,16 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore.contract import (
-    MessageBatch,
-    QueueInfo,
-    QueueName,
-    Sink,
-    SinkContext,
-    Source,
-    SourceDamage,
-)
+from msgstore.contract import MessageBatch, QueueInfo, QueueName, Sink, SinkContext, Source, SourceDamage
 from msgstore.contract.messages import MAYBE_DUPLICATE
 from msgstore.jobs.messages.checked import CheckedSink
-from msgstore.jobs.messages.conversion import ConversionJournal, closing, working
+from msgstore.jobs.messages.conversion import ConversionJournal, working
 from msgstore.jobs.messages.conversion_plan import ConvertJob, check_renames, renamed
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
 from msgstore.jobs.messages.selection import selected_messages, selected_queues
@@ -79,24 +71,18 @@ def _sink(job: ConvertJob) -> Iterator[tuple[Sink, ConversionJournal | None]]:
             )
             place = str(path)
         elif not job.dry_run:
-            journal = ConversionJournal(job.journal, job.about(), job.target, restart=job.restart)
-            stack.enter_context(closing(journal))
+            journal = stack.enter_context(ConversionJournal(job.journal, job.about(), job.target, restart=job.restart))
         token = journal.state["token"] if journal and journal.state else None
         yield stack.enter_context(open_sink(job, place, token)), journal
 
 
-@contextmanager
-def open_sink(job: ConvertJob, place: str, token: Mapping[str, Any] | None = None) -> Iterator[Sink]:
+def open_sink(job: ConvertJob, place: str, token: Mapping[str, Any] | None = None) -> AbstractContextManager[Sink]:
     """Open the sink of a job at another path, in any process."""
     catalogue = worker_catalogue()
     descriptor = catalogue.sink(job.sink.name)
     options = job.sink.structure(descriptor.options, f"the sink {job.sink.name}", "--sink-option")
     context = SinkContext(destination=place, target=job.target, options=options, token=token)
-    sink = CheckedSink(catalogue.make(descriptor, context), catalogue, descriptor, job.target)
-    try:
-        yield sink
-    finally:
-        sink.close()
+    return closing(CheckedSink(catalogue.make(descriptor, context), catalogue, descriptor, job.target))
 
 
 @attrs.define

@@ -6,7 +6,7 @@ import difflib
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -119,11 +119,8 @@ def open_source(spec: SourceSpec, catalogue: Catalogue | None = None) -> Iterato
             accepts=None if spec.accepts is None else frozenset(spec.accepts),
         )
         descriptor = catalogue.source(spec.source.name)
-        source = CheckedSource(catalogue.make(descriptor, context), catalogue, descriptor, spec.path)
-        try:
+        with closing(CheckedSource(catalogue.make(descriptor, context), catalogue, descriptor, spec.path)) as source:
             yield source
-        finally:
-            source.close()
 
 
 def _read(files: ExitStack, path: Path, name: str) -> Buffer:
