@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from msgstore.contract import (
     QueueName,
     RandomAccessSource,
     Source,
-    SourceDamage,
     StoreError,
 )
 from msgstore.files import Files
@@ -56,10 +54,8 @@ class ConvertedPart:
     """Result of one attempt to convert a part. Picklable."""
 
     place: str
-    counts: QueueCounts
-    reasons: Counter[str]
-    others: Counter[str]
-    damage: tuple[SourceDamage, ...]
+    report: ConvertReport
+    """Of its queue."""
     refused: tuple[tuple[int, str], ...]
     """Position and reason."""
 
@@ -96,17 +92,17 @@ def convert_part(numbered: tuple[int, QueuePart], job: ConvertJob, staging: str)
     number, part = numbered
     directory = Path(staging, PARTS, f"{number}-{secrets.token_hex(8)}")
     place, refused = str(directory / "content"), list[tuple[int, str]]()
-    counts, report = QueueCounts(QueueInfo(name=part.name)), ConvertReport(job.destination)
+    report = ConvertReport(job.destination, [QueueCounts(QueueInfo(name=part.name))])
     with errors(Path(job.destination)):
         Files().create_directory(directory)
         with open_source(job.source) as source, open_sink(job, place) as sink:
             conversion = Conversion(
                 job, report, source, sink, on_refused=lambda _, position, why: refused.append((position, why))
             )
-            conversion.convert_queue(counts, part.first, part.stop)
+            conversion.convert_queue(report.queues[0], part.first, part.stop)
             sink.flush()
             sink.finish()
-    return ConvertedPart(place, counts, report.reasons, report.others, tuple(report.damage), tuple(refused))
+    return ConvertedPart(place, report, tuple(refused))
 
 
 def convert_in_parts(
@@ -130,14 +126,14 @@ def convert_in_parts(
             converted = run(partial(convert_part, job=job, staging=staging.path), enumerate(parts))
             for part, found in zip(parts, converted, strict=True):
                 counts = queues[part.name]
-                counts.add(found.counts)
-                report.reasons.update(found.reasons)
-                report.others.update(found.others)
-                report.damage += (one for one in found.damage if one not in report.damage)
+                counts.add(found.report.queues[0])
+                report.reasons.update(found.report.reasons)
+                report.others.update(found.report.others)
+                report.damage += (one for one in found.report.damage if one not in report.damage)
                 for position, reason in found.refused if on_refused is not None else ():
                     cast("Refused", on_refused)(counts.info, position, reason)
                 cast("JoiningSink", sink).join([found.place])
-                meter.add(found.counts.bytes)
+                meter.add(found.report.queues[0].bytes)
             sink.flush()
             sink.finish()
         check_kinds(joined, destination)
