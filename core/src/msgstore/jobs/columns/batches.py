@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import repeat
@@ -33,6 +33,8 @@ T = TypeVar("T")
 MAX_VALUE = 2**31 - 1
 """Bytes that a value of a binary column can have."""
 BATCH_ROWS = 2**16
+_PLACE = ("store", "file", "format")
+_SCANNED = ("id", "offset", "size", "type")
 Condition = tuple[str, str, Any]
 """(``id``, ``offset``, ``size`` or ``type``; ``equal``, ``is_in``, ``greater``, ``greater_equal``, ``less`` or ``less_equal``;
 value, or values of ``is_in``). A null meets none."""
@@ -72,10 +74,7 @@ def record_batches(
                 _refuse_damage(found, form, data, scan)
             if stretch is not None:
                 only = [*only, ("offset", "less", stretch.end)]
-            own = {*_SCANNED, *_PLACE, *constants}  # for any other column the records themselves are needed
-            names = set(schema.names) if own.issuperset(schema.names) else set(_SCANNED)
-            rows = _rows(scan.records, form, only, names.union(name for name, _, _ in only))
-            for batch in _batches(found, form, data, rows, schema, codec, constants):
+            for batch in _batches(found, form, data, _rows(scan.records, form, only), schema, codec, constants):
                 begun = True
                 yield batch
     except UnreadableSegmentError as error:
@@ -135,17 +134,11 @@ def _by_columns(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Rec
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _rows(records: Columns, form: OpenFormat, only: Sequence[Condition], names: Collection[str]) -> pa.RecordBatch:
-    """Return those of id, offset, size and type that are among ``names``, and the id as first column in any case, of the wanted
-    records. Without a condition, the buffers are those of the scan."""
-    columns = {"id": fixed_width(records.ids)}
-    if "offset" in names:
-        columns["offset"] = int64(records.offsets)
-    if "size" in names:
-        columns["size"] = int64(records.sizes)
-    if "type" in names:
-        columns["type"] = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
-    rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+def _rows(records: Columns, form: OpenFormat, only: Sequence[Condition]) -> pa.RecordBatch:
+    """Return the wanted records. Without a condition, the buffers are those of the scan."""
+    types = pa.Array.from_buffers(pa.uint8(), len(records), [None, pa.py_buffer(records.types)])
+    columns = [fixed_width(records.ids), int64(records.offsets), int64(records.sizes), types]
+    rows = pa.RecordBatch.from_arrays(columns, names=_SCANNED)
     for name, comparison, value in only:
         column = _shown(rows, name, form)
         if name != "id":
@@ -183,7 +176,7 @@ def _batches(
     same = {**dict(place), **constants}
     columns = {name: pa.repeat(pa.scalar(same[name], schema.field(name).type), rows.num_rows) for name in names & same.keys()}
     columns |= {name: _shown(rows, name, form) for name in names & set(_SCANNED) - {"id"}}
-    ids = rows.column(0)
+    ids = rows.column("id")
     others = names - same.keys() - {*_SCANNED, "body"} - {field.name for _, field in asked}
     columns |= {name: _field(form, data, rows, name, schema.field(name).type) for name in others}
 
@@ -196,7 +189,7 @@ def _batches(
     if not asked and "body" not in names:
         yield from (batch(first, BATCH_ROWS, {}) for first in range(0, rows.num_rows, BATCH_ROWS))
         return
-    begins, ends = _spans(form, data, rows.column("offset"), rows.column("size"), rows.column("type"))
+    begins, ends = _spans(form, data, rows)
     first = 0
     while first < rows.num_rows:
         limit = begins[first].as_py() + BATCH_BYTES
@@ -210,19 +203,12 @@ def _batches(
         first += count
 
 
-_PLACE = ("store", "file", "format")
-_SCANNED = ("id", "offset", "size", "type")
-
-
-Spans = tuple[pa.Int64Array, pa.Int64Array]
-"""(begins, ends)."""
-
-
-def _spans(form: OpenFormat, data: Buffer, offsets: pa.Int64Array, sizes: pa.Int64Array, types: pa.UInt8Array) -> Spans:
-    """Return the spans of the bodies of scanned records, of one at least. For FRAMED types ``body_span`` is called once.
+def _spans(form: OpenFormat, data: Buffer, rows: pa.RecordBatch) -> tuple[pa.Int64Array, pa.Int64Array]:
+    """Return begins and ends of the bodies of ``rows``, of one at least. For FRAMED types ``body_span`` is called once.
 
     Raises ValueError for a body outside of its record.
     """
+    offsets, sizes, types = (rows.column(name) for name in ("offset", "size", "type"))
     kinds = set(pc.unique(types).to_pylist())
     if kinds <= form.framed:
         before, behind = array("q", bytes(8 * 256)), array("q", bytes(8 * 256))
