@@ -8,7 +8,6 @@ Folders are named ``class=NAME``, as Spark and Hive name them.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from msgstore.files import Files
 from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_length
 from msgstore.jobs.counts import check_weights, read_split, weight_of
 from msgstore.jobs.inputs import SegmentInput
-from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, errors
+from msgstore.jobs.output.staging_directory import StagingDirectory, create_attempt, errors
 from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
 from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
@@ -59,14 +58,13 @@ class ClassWriter:
     """Writer of one attempt of a task. What is not finished is deleted when the job ends. Raises StoreIOError."""
 
     def __init__(self, staging: str, task: int) -> None:
-        self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
         self._task = task
         self._waiting: dict[str, list[pa.Table]] = {}
         """Rows by class that are not written yet."""
         self._held = 0
         self._written: list[tuple[str, int]] = []
-        with errors(self._directory):
-            Files().create_directory(self._directory)
+        with errors(Path(staging)):
+            self._directory = create_attempt(staging, task)
 
     def write(self, name: str, rows: pa.Table) -> None:
         """Add rows to a class."""

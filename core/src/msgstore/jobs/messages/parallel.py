@@ -6,7 +6,6 @@ Nothing is kept if it fails: only :mod:`msgstore.jobs.messages.convert` can be c
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from msgstore.jobs.messages.conversion_plan import ConvertJob
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
 from msgstore.jobs.messages.convert import Conversion, Refused, find_queues, open_sink
 from msgstore.jobs.messages.sources import SourceSpec, open_source
-from msgstore.jobs.output.staging_directory import PARTS, StagingDirectory, errors
+from msgstore.jobs.output.staging_directory import StagingDirectory, create_attempt, errors
 from msgstore.jobs.tasks import ProgressMeter, Run
 from msgstore.jobs.workers import worker_catalogue
 
@@ -90,11 +89,10 @@ def plan_parts(job: ConvertJob) -> tuple[ConvertReport, list[QueuePart]]:
 def convert_part(numbered: tuple[int, QueuePart], job: ConvertJob, staging: str) -> ConvertedPart:
     """Convert one part, in any process. Raises as ``convert``."""
     number, part = numbered
-    directory = Path(staging, PARTS, f"{number}-{secrets.token_hex(8)}")
-    place, refused = str(directory / "content"), list[tuple[int, str]]()
+    refused: list[tuple[int, str]] = []
     report = ConvertReport(job.destination, [QueueCounts(QueueInfo(name=part.name))])
     with errors(Path(job.destination)):
-        Files().create_directory(directory)
+        place = str(create_attempt(staging, number) / "content")
         with open_source(job.source) as source, open_sink(job, place) as sink:
             conversion = Conversion(
                 job, report, source, sink, on_refused=lambda _, position, why: refused.append((position, why))

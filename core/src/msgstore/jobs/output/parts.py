@@ -7,7 +7,6 @@ The bytes are those that the store itself would write: the same records, segment
 from __future__ import annotations
 
 import os
-import secrets
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +18,13 @@ from typing import Any
 import attrs
 
 from msgstore.config import StoreConfig, store_config
-from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError, StoreIOError
+from msgstore.contract import MessageTooLarge, MsgStoreError, StoreClosed, StoreError
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.engine.backends import Backends, resolve
 from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
-from msgstore.jobs.output.staging_directory import PARTS, errors
+from msgstore.jobs.output.staging_directory import create_attempt, errors
 from msgstore.jobs.workers import body_check, worker_catalogue
 from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.catalogue import Catalogue
@@ -124,7 +123,6 @@ class PartWriter:
         self._files = files or Files()
         self._target = target
         self._task = task
-        self._directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
         self._ids: list[bytes] = []
         self._bodies: list[bytes] = []
         """Bodies of ``_ids``, which are not written yet."""
@@ -134,13 +132,7 @@ class PartWriter:
         """Entries of all messages, if they have references. The driver needs more memory for each."""
         self._open = True
         with errors(target.destination):
-            try:
-                self._files.create_directory(self._directory)
-            except FileNotFoundError:
-                raise StoreIOError(  # of which Spark's executors name their host
-                    f"{self._directory.parent}: there is no such directory: the job was ended or given up meanwhile, or this "
-                    f"process does not see the file system of the driver. Choose a destination that all of them see."
-                ) from None
+            self._directory = create_attempt(staging, task, self._files)
         self._segments = Segments(self._directory, self._files, self._backends.formats, sync="later")
         self._segments.hints.writes = True
 

@@ -183,6 +183,19 @@ class StagingDirectory:
         self.abandon()
 
 
+def create_attempt(staging: str, task: int, files: Files | None = None) -> Path:
+    """Create the directory of one attempt of a task, in any process. Raises OSError, and StoreIOError if the job has ended."""
+    directory = Path(staging, PARTS, f"{task}-{secrets.token_hex(8)}")
+    try:
+        (files or Files()).create_directory(directory)
+    except FileNotFoundError:
+        raise StoreIOError(  # of which Spark's executors name their host
+            f"{directory.parent}: there is no such directory: the job was ended or given up meanwhile, or this process does "
+            f"not see the file system of the driver. Choose a destination that all of them see."
+        ) from None
+    return directory
+
+
 def keep(pid: int, path: str) -> None:
     """Return when the process has ended or the directory does not exist any more. Runs in the process that keeps a lock."""
     with suppress(ProcessLookupError):
