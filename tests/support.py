@@ -38,6 +38,11 @@ DATA = Path(__file__).parent / "data"
 DIRECTORIES = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted", "v2_dirty", "v2_dirty_torn"]
 
 
+def slow(*values: object) -> Any:
+    """Mark one case of a parametrized sweep as ``slow``. The fast suite keeps the cases that stand for the others."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @attrs.frozen
 class Sample:
     """Every ``every``-th element of a series, from element ``first`` on."""

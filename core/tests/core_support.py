@@ -12,11 +12,15 @@ from typing import Any
 from click.testing import Result
 
 import support
-from support import DATA, command, json_of
+from support import DATA, command, json_of, slow
 
 BROKER = DATA / "msg-store"
 """Directories with a store of RabbitMQ's and a manifest that says what is in it."""
-STORES = sorted(path.parent.name for path in BROKER.glob("*/store"))
+_TYPICAL = ("mixed_upgrade", "v2_compacted", "v2_dirty_torn")
+STORES = [
+    *_TYPICAL,
+    *(slow(name) for name in sorted(path.parent.name for path in BROKER.glob("*/store")) if name not in _TYPICAL),
+]
 Rows = list[dict[str, Any]]
 run = partial(command, code=None, columns=200)
 rows_of = json_of

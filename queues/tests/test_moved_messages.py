@@ -22,7 +22,7 @@ SUBJECTS = [one for one in installed_backing_queues() if one.descriptor.name in 
 RETRIES = {"dead_letter": "lost", "max_attempts": 2, "retry_delay": "10s", "deduplicate": True}
 
 
-@pytest.fixture(params=[pytest.param(6, id="few"), pytest.param(None, id="all", marks=pytest.mark.crash)])
+@pytest.fixture(params=[pytest.param(3, id="few"), pytest.param(None, id="all", marks=pytest.mark.crash)])
 def most(request):
     return request.param
 

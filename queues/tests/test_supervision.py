@@ -18,6 +18,7 @@ from msgstore_queues.contract import BackingQueueDescriptor, QueueIndexDescripto
 from msgstore_queues.errors import QueueFailed, StoreFailed, VHostDown
 from msgstore_queues.options import VHostOptions
 from msgstore_queues.vhost import VHost
+from support import slow
 
 LARGE = 200
 INSTALLED = load_catalogue()
@@ -196,14 +197,15 @@ class History:
 
 @pytest.mark.parametrize("kind", ["backing", "index"])
 @pytest.mark.parametrize("after", [False, True])
-def test_queue_that_fails_loses_nothing_confirmed(kind, after, tmp_path):
-    for seed in range(2):
+@pytest.mark.parametrize(("seeds", "most"), [(1, 4), slow(2, 12)])
+def test_queue_that_fails_loses_nothing_confirmed(kind, after, seeds, most, tmp_path):
+    for seed in range(seeds):
         whole = Faults()
         history = History(tmp_path / f"whole{seed}", kind, whole, seed)
         history.run(40)
         calls, failures = whole.calls, 0
         history.vhost.abandon()
-        for fail_at in random.Random(seed).sample(range(calls), min(12, calls)):
+        for fail_at in random.Random(seed).sample(range(calls), min(most, calls)):
             path = tmp_path / f"{seed}-{fail_at}"
             history = History(path, kind, Faults(fail_at, after), seed)
             history.run(40)

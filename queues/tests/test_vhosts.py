@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -77,10 +78,11 @@ def test_open_vhost_is_not_deleted(tmp_path):
 def test_crash_in_deletion_is_completed_by_another(tmp_path):
     """After a crash at any point the vhost is as before, or stopped, or without queues; and can be deleted."""
     whole = RecordingFiles()
-    delete_vhost(find_vhost(filled(tmp_path / "whole"), "/"), whole)
+    shutil.copytree(filled(tmp_path / "vhost"), tmp_path / "whole")
+    delete_vhost(find_vhost(tmp_path / "whole", "/"), whole)
     states = set()
     for number, (stop, torn) in enumerate(crash_points(whole)):
-        path = filled(tmp_path / str(number))
+        path = shutil.copytree(tmp_path / "vhost", tmp_path / str(number))
         with pytest.raises(Crash):
             delete_vhost(find_vhost(path, "/"), StoppingFiles(stop, torn))
         for found in find_vhosts(path):

@@ -79,7 +79,7 @@ class Model(IndexAgainstDictionary):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=30)
+TestModel.settings = settings(max_examples=settings.default.max_examples // 4, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("found", ["nothing", "an empty directory", "an empty file", "an environment without content"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from msgstore_queue_index_v1.plugin import msgstore_queue_indexes
@@ -16,3 +18,7 @@ class TestShortJournal(QueueIndexTests):
     def subject(self, monkeypatch: pytest.MonkeyPatch) -> Subject:
         monkeypatch.setattr("msgstore_queue_index_v1.index.JOURNAL_ENTRIES", 8)
         return Subject(msgstore_queue_indexes()[0])
+
+    @pytest.mark.slow
+    def test_acknowledged_messages_take_no_space(self, log: Any) -> None:
+        super().test_acknowledged_messages_take_no_space(log)
