@@ -1,7 +1,9 @@
-"""Vhosts for tests: flushed when a test says so, closed at its end."""
+"""Vhosts for tests: flushed when a test says so, closed at its end. And tests that are coroutines."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,27 @@ from typing import Any
 import pytest
 
 from msgstore_queues import VHost, open_vhost
+
+SECONDS = 30
+"""After which a test that is a coroutine has failed."""
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of a test that is a coroutine, for fixtures that need it too."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
+    """Run a test that is a coroutine."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    run = pyfuncitem.funcargs["runner"].run if "runner" in pyfuncitem.funcargs else asyncio.run
+    run(asyncio.wait_for(pyfuncitem.obj(**given), SECONDS))
+    return True
 
 
 @pytest.fixture

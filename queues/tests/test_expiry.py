@@ -64,18 +64,15 @@ def test_waiting_thread_is_a_use(vhost, clock):
     assert found == [b"1"]
 
 
-def test_waiting_task_is_a_use(tmp_path, clock):
-    async def work():
-        async with aio.open_vhost(tmp_path, sync_interval="365d") as vhost:
-            jobs = await vhost.queue("jobs", expires="10s")
-            task = asyncio.create_task(jobs.get())
-            while not jobs.blocking.waiting_tasks:
-                await asyncio.sleep(0)
-            clock.passes(vhost.blocking, 100)
-            await jobs.put(b"1")
-            return await task
-
-    assert asyncio.run(asyncio.wait_for(work(), 30)) == b"1"
+async def test_waiting_task_is_a_use(tmp_path, clock):
+    async with aio.open_vhost(tmp_path, sync_interval="365d") as vhost:
+        jobs = await vhost.queue("jobs", expires="10s")
+        task = asyncio.create_task(jobs.get())
+        while not jobs.blocking.waiting_tasks:
+            await asyncio.sleep(0)
+        clock.passes(vhost.blocking, 100)
+        await jobs.put(b"1")
+        assert await task == b"1"
 
 
 def test_thread_of_the_vhost_deletes_an_unused_queue(opened):

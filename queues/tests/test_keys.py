@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from msgstore_queues import aio
@@ -210,12 +208,9 @@ def test_keys_of_messages_that_cannot_be_read_are_free(opened):
     assert bodies(jobs) == [b"3"]
 
 
-def test_task_waits_for_the_confirm_of_a_duplicate(tmp_path):
-    async def work():
-        async with aio.open_vhost(tmp_path, sync_interval="1ms") as vhost:
-            jobs = await vhost.queue("jobs")
-            await jobs.publish(b"1", key="a", confirm=True)
-            await jobs.publish(b"2", key="a", confirm=True)
-            return jobs.qsize()
-
-    assert asyncio.run(asyncio.wait_for(work(), 30)) == 1
+async def test_task_waits_for_the_confirm_of_a_duplicate(tmp_path):
+    async with aio.open_vhost(tmp_path, sync_interval="1ms") as vhost:
+        jobs = await vhost.queue("jobs")
+        await jobs.publish(b"1", key="a", confirm=True)
+        await jobs.publish(b"2", key="a", confirm=True)
+        assert jobs.qsize() == 1
