@@ -6,13 +6,9 @@ import errno
 
 import pytest
 
-import msgstore
 from msgstore.contract import StoreIOError
 from msgstore.files import Files
-from msgstore.option_values import structure
-from msgstore_queues.catalogue import load_catalogue
-from msgstore_queues.options import VHostOptions
-from msgstore_queues.vhost import VHost
+from queues_support import open_on, publish
 
 
 class FailOnce(Files):
@@ -36,14 +32,9 @@ class FailOnce(Files):
         self.synced.append(self.identity(fd))
 
 
-def opened(path, files, **options):
-    values = structure(VHostOptions, {"sync_interval": "365d", **options}, "a test")
-    return VHost(path, "/", values, load_catalogue(), where="a test", files=files, open_store=msgstore.open_store)
-
-
 def test_flush_after_failed_one_writes_later_messages(tmp_path):
     files, confirmed = FailOnce(), []
-    vhost = opened(tmp_path, files)
+    vhost = open_on(tmp_path, files)
     jobs = vhost.queue("jobs")
     jobs.publish(b"0", on_confirm=lambda: confirmed.append(0))
     files.failing = "pwrite"
@@ -53,7 +44,7 @@ def test_flush_after_failed_one_writes_later_messages(tmp_path):
     vhost.flush()
     assert confirmed == [0, 1]
     vhost.abandon()
-    with opened(tmp_path, Files()) as vhost:
+    with open_on(tmp_path) as vhost:
         assert len(vhost.queue("jobs")) == 2
 
 
@@ -61,7 +52,7 @@ def test_flush_after_failed_one_writes_later_messages(tmp_path):
 def test_flush_after_failed_one_syncs_all_queues(failing, tmp_path):
     """Confirmed messages survive a power failure: each file is synced after its last write."""
     files = FailOnce()
-    vhost = opened(tmp_path, files, durability="fsync")
+    vhost = open_on(tmp_path, files, durability="fsync")
     jobs, others = vhost.queue("jobs", index="v2"), vhost.queue("others", index="v2")
     vhost.flush()
     jobs.publish(b"0")
@@ -80,17 +71,16 @@ def test_flush_after_failed_one_syncs_all_queues(failing, tmp_path):
 
 
 def test_flush_leaves_what_is_newer_to_the_next_one(tmp_path):
-    vhost = opened(tmp_path, Files())
+    vhost = open_on(tmp_path)
     jobs = vhost.queue("jobs")
     jobs.publish(b"0")
     jobs.backing.begin_flush()
     jobs.publish(b"1")
     assert [jobs.take().body, jobs.take().body] == [b"0", b"1"]
-    for body in (b"2", b"3"):
-        jobs.publish(body)
+    publish(jobs, b"2", b"3")
     jobs.backing.write()
     vhost.abandon()
-    with opened(tmp_path, Files()) as vhost:
+    with open_on(tmp_path) as vhost:
         assert [message.body for message in vhost.queue("jobs").browse()] == [b"0"]
 
 
@@ -98,7 +88,7 @@ def test_flush_leaves_what_is_newer_to_the_next_one(tmp_path):
 def test_bodies_that_cannot_be_removed_are_removed_by_the_next_flush(failing, tmp_path, monkeypatch):
     """Once, and no reference of another queue; and the confirms come."""
     large, confirmed = bytes(5000), []
-    with opened(tmp_path, Files()) as vhost:
+    with open_on(tmp_path) as vhost:
         jobs, other = vhost.queue("jobs"), vhost.queue("other")
         vhost.publish(large, ["jobs", "other"])
         jobs.publish(large, persistent=False)
@@ -130,7 +120,7 @@ def test_proxy_that_passes_all_calls_on_gets_whole_messages(tmp_path):
         def __getattr__(self, name):
             return getattr(self.below, name)
 
-    with opened(tmp_path, Files()) as vhost:
+    with open_on(tmp_path) as vhost:
         jobs = vhost.queue("jobs")
         with jobs.lock:
             jobs.renew(Proxy(jobs.backing))

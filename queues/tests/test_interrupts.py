@@ -23,6 +23,7 @@ import pytest
 import msgstore_queues
 from msgstore.contract import StoreClosed
 from msgstore_queues import open_vhost
+from queues_support import taken
 
 PACKAGE = str(Path(msgstore_queues.__file__).parent)
 SAMPLE = 150
@@ -82,13 +83,6 @@ class Worker:
         with open_vhost(self.path, **OPTIONS) as vhost:
             found = {int(received.body[:6]) for name in ("jobs", "lost") for received in taken(vhost.queue(name))}
         assert self.confirmed - self.maybe_gone <= found, "lost"
-
-
-def taken(jobs):
-    found = []
-    while (received := jobs.take()) is not None:
-        found.append(received)
-    return found
 
 
 def leaves_block(frame) -> bool:

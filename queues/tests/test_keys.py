@@ -6,15 +6,14 @@ import pytest
 
 from msgstore_queues import aio
 from msgstore_queues.keys import KEY
+from queues_support import taken
 
 
 def bodies(jobs):
     """Take and acknowledge all ready messages."""
-    found = []
-    while (received := jobs.take()) is not None:
-        found.append(received.body)
-        received.ack()
-    return found
+    found = taken(jobs)
+    jobs.ack(*found)
+    return [received.body for received in found]
 
 
 def test_key_of_a_ready_or_unacked_message_adds_nothing(vhost):

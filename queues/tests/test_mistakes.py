@@ -8,12 +8,9 @@ import pytest
 
 from msgstore.contract import StoreClosed, StoreError, StoreIOError
 from msgstore.files import Files
-from msgstore.option_values import structure
-from msgstore_queues.catalogue import load_catalogue
 from msgstore_queues.directories import QUEUE_FILE, VHOST_FILE
 from msgstore_queues.message import ATTEMPTS
-from msgstore_queues.options import VHostOptions
-from msgstore_queues.vhost import VHost
+from queues_support import open_on
 
 INFINITE, NAN = float("inf"), float("nan")
 
@@ -31,8 +28,7 @@ class FullOnce(Files):
 def test_messages_of_a_failed_flush_stay_in_memory(index, tmp_path):
     """They are called indexed, and are not on disk: a requeue must not take them out of memory."""
     files = FullOnce()
-    options = structure(VHostOptions, {"sync_interval": "365d"}, "a test")
-    vhost = VHost(tmp_path, "/", options, load_catalogue(), where="a test", files=files)
+    vhost = open_on(tmp_path, files)
     jobs = vhost.queue("jobs", index=index, backing={"use": "variable", "memory": 2})
     for number in range(10):
         jobs.publish(b"%d" % number)

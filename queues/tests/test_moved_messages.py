@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import queues_support
 from msgstore.files import Files
 from msgstore.testing.faults import RecordingFiles, StoppingFiles, crash_points, stopped
 from msgstore_queues.flusher import Flusher
@@ -53,10 +54,8 @@ def number_of(received) -> int:
 
 
 def taken(queue):
-    found = []
-    while (received := queue.take()) is not None:
-        assert received.body == body(number_of(received))
-        found.append(received)
+    found = queues_support.taken(queue)
+    assert all(received.body == body(number_of(received)) for received in found)
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from msgstore.contract import ConfigError
 from msgstore_queues.directories import QUEUE_FILE, queue_path
+from queues_support import bodies, taken
 from rabbitmq_files.names import encode_queue_name, queue_directory, sub_queue
 
 PRIORITY = {"use": "priority", "levels": 3}
@@ -18,17 +19,10 @@ def publish(jobs, *priorities):
         jobs.publish(b"%d of %d" % (number, priority), properties={"priority": priority} if priority else None)
 
 
-def take(jobs):
-    found = []
-    while (received := jobs.take()) is not None:
-        found.append(received)
-    return found
-
-
 def test_highest_priority_is_delivered_first(vhost):
     jobs = vhost.queue("jobs", backing=PRIORITY)
     publish(jobs, 0, 2, 1, 200, 0, 1)
-    assert [received.body for received in take(jobs)] == [b"1 of 2", b"3 of 200", b"2 of 1", b"5 of 1", b"0 of 0", b"4 of 0"]
+    assert bodies(jobs) == [b"1 of 2", b"3 of 200", b"2 of 1", b"5 of 1", b"0 of 0", b"4 of 0"]
 
 
 def test_restart_without_options_keeps_levels_and_order(opened):
@@ -38,15 +32,15 @@ def test_restart_without_options_keeps_levels_and_order(opened):
     jobs = vhost.queue("jobs")
     assert jobs.stats()["levels"] == {2: 1, 1: 1, 0: 1}
     publish(jobs, 9)
-    assert [received.body for received in take(jobs)] == [b"1 of 2", b"0 of 9", b"2 of 1", b"0 of 0"]
+    assert bodies(jobs) == [b"1 of 2", b"0 of 9", b"2 of 1", b"0 of 0"]
 
 
 def test_requeued_messages_of_all_levels_return_in_order(vhost):
     jobs = vhost.queue("jobs", backing=PRIORITY)
     publish(jobs, 0, 1, 0, 1)
-    taken = take(jobs)
-    jobs.nack(taken[3], taken[0], taken[1])
-    assert [received.body for received in take(jobs)] == [b"1 of 1", b"3 of 1", b"2 of 0"]
+    found = taken(jobs)
+    jobs.nack(found[3], found[0], found[1])
+    assert bodies(jobs) == [b"1 of 1", b"3 of 1", b"2 of 0"]
     assert jobs.unacked == 4
 
 
@@ -62,7 +56,7 @@ def test_fewer_levels_still_deliver_what_is_there(opened):
     publish(opened().queue("jobs", backing={"use": "priority", "levels": 5}), 4, 0)
     jobs = opened().queue("jobs", backing={"use": "priority", "levels": 2})
     publish(jobs, 4)
-    assert [received.body for received in take(jobs)] == [b"0 of 4", b"0 of 4", b"1 of 0"]
+    assert bodies(jobs) == [b"0 of 4", b"0 of 4", b"1 of 0"]
 
 
 def test_directory_without_plain_one_is_served_with_priorities(opened):
@@ -78,7 +72,7 @@ def test_directory_without_plain_one_is_served_with_priorities(opened):
     (directory / "msgstore-vhost.json").unlink()
     vhost = opened()
     assert vhost.queues() == ["jobs"]
-    assert [received.body for received in take(vhost.queue("jobs"))] == [b"1 of 2", b"2 of 1", b"0 of 0"]
+    assert bodies(vhost.queue("jobs")) == [b"1 of 2", b"2 of 1", b"0 of 0"]
 
 
 def test_delete_leaves_no_directory(vhost):
@@ -93,7 +87,7 @@ def test_other_backing_below_is_refused_and_queue_stays(opened):
     vhost = opened()
     with pytest.raises(ConfigError, match=r"'memory' is asked for\. Name 'variable'"):
         vhost.queue("jobs", backing={**PRIORITY, "over": "memory"})
-    assert [received.body for received in take(vhost.queue("jobs"))] == [b"0 of 1"]
+    assert bodies(vhost.queue("jobs")) == [b"0 of 1"]
 
 
 @pytest.mark.parametrize("levels", [0, 257])
@@ -107,4 +101,4 @@ def test_levels_out_of_range_are_refused(vhost, levels):
 def test_all_256_priorities_work(vhost):
     jobs = vhost.queue("jobs", backing={"use": "priority", "levels": 256, "over": "memory"})
     publish(jobs, 0, 255, 254)
-    assert [received.body for received in take(jobs)] == [b"1 of 255", b"2 of 254", b"0 of 0"]
+    assert bodies(jobs) == [b"1 of 255", b"2 of 254", b"0 of 0"]

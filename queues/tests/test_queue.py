@@ -11,15 +11,7 @@ import pytest
 from msgstore.contract import ConfigError, PluginError, StoreClosed, StoreLocked
 from msgstore_queues import open_vhost
 from msgstore_queues.message import DEATHS
-
-
-def bodies(jobs):
-    """Take all ready messages."""
-    found = []
-    while (received := jobs.take()) is not None:
-        found.append(received.body)
-    return found
-
+from queues_support import bodies, publish
 
 # -- publishing and taking ------------------------------------------------------------------------------------------------
 
@@ -105,8 +97,7 @@ def test_messages_of_any_size_survive(size, opened):
 
 def test_what_was_not_acknowledged_is_back_and_marked(opened):
     jobs = opened().queue("jobs")
-    for body in (b"1", b"2", b"3"):
-        jobs.publish(body)
+    publish(jobs, b"1", b"2", b"3")
     jobs.receive()
     jobs.receive().ack()
     jobs = opened().queue("jobs")
@@ -147,8 +138,7 @@ def test_second_acknowledgement_does_nothing(vhost):
 
 def test_nack_returns_messages_to_their_places(vhost):
     jobs = vhost.queue("jobs")
-    for body in (b"1", b"2", b"3", b"4"):
-        jobs.publish(body)
+    publish(jobs, b"1", b"2", b"3", b"4")
     first, second, third = jobs.receive(), jobs.receive(), jobs.receive()
     third.nack()
     first.nack()
@@ -158,8 +148,7 @@ def test_nack_returns_messages_to_their_places(vhost):
 
 def test_purge_drops_ready_messages_only(opened):
     jobs = opened().queue("jobs")
-    for body in (b"1", b"2", b"3"):
-        jobs.publish(body)
+    publish(jobs, b"1", b"2", b"3")
     jobs.receive()
     assert jobs.purge() == 2
     assert bodies(opened().queue("jobs")) == [b"1"]
@@ -192,8 +181,7 @@ def test_overflow_reject_never_waits(vhost):
 
 def test_overflow_drop_head_dead_letters_the_first(vhost):
     jobs = vhost.queue("jobs", max_length=2, overflow="drop-head", dead_letter="lost")
-    for body in (b"1", b"2", b"3"):
-        jobs.publish(body)
+    publish(jobs, b"1", b"2", b"3")
     assert bodies(jobs) == [b"2", b"3"]
     letter = vhost.queue("lost").receive()
     assert (letter.body, letter.headers[DEATHS][0]["reason"]) == (b"1", "maxlen")

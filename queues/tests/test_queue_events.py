@@ -9,15 +9,12 @@ import types
 import attrs
 import pytest
 
-import msgstore
 from msgstore.contract import StoreIOError
-from msgstore.option_values import structure
 from msgstore_queues import catalogue, events, hookimpl
 from msgstore_queues.catalogue import load_catalogue
 from msgstore_queues.errors import QueueFailed, StoreFailed
 from msgstore_queues.events import HOOKS, Observer
-from msgstore_queues.options import VHostOptions
-from msgstore_queues.vhost import VHost
+from queues_support import installed, open_on
 
 LARGE = bytes(5000)
 
@@ -37,10 +34,8 @@ class Seen(list):
         return found
 
 
-def opened(path, observers, **more):
-    installed = attrs.evolve(load_catalogue(), observers=observers)
-    values = structure(VHostOptions, {"sync_interval": "365d"}, "a test")
-    return VHost(path, "/", values, installed, where="a test", open_store=msgstore.open_store, **more)
+def opened(path, observers, **parts):
+    return open_on(path, catalogue=attrs.evolve(installed(), observers=observers), parts=parts)
 
 
 def test_events_follow_the_life_of_a_vhost(tmp_path):

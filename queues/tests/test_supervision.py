@@ -12,16 +12,13 @@ import pytest
 
 import msgstore
 from msgstore.contract import MsgStoreError, StoreClosed
-from msgstore.option_values import structure
-from msgstore_queues.catalogue import Catalogue, load_catalogue
+from msgstore_queues.catalogue import Catalogue
 from msgstore_queues.contract import BackingQueueDescriptor, QueueIndexDescriptor
 from msgstore_queues.errors import QueueFailed, StoreFailed, VHostDown
-from msgstore_queues.options import VHostOptions
-from msgstore_queues.vhost import VHost
+from queues_support import installed, open_on, taken
 from support import slow
 
 LARGE = 200
-INSTALLED = load_catalogue()
 
 
 class Faults:
@@ -74,7 +71,7 @@ class FailingIndex(QueueIndexDescriptor):
 
 def with_faults(kind, faults):
     """Return a catalogue in which one kind of plugin fails."""
-    backings, indexes = dict(INSTALLED.backings), dict(INSTALLED.indexes)
+    backings, indexes = dict(installed().backings), dict(installed().indexes)
     if kind == "backing":
         backings = {name: FailingBacking(**fields(one), faults=faults) for name, one in backings.items()}
     else:
@@ -86,21 +83,12 @@ def fields(descriptor):
     return {field.name: getattr(descriptor, field.name) for field in attrs.fields(type(descriptor))}
 
 
-def opened(path, catalogue=INSTALLED, name="/", clock=None, open_store=msgstore.open_store, **options):
-    values = structure(VHostOptions, {"sync_interval": "365d", "embed_below": 64, **options}, "a test")
-    more = {} if clock is None else {"clock": clock}
-    return VHost(path, name, values, catalogue, where="a test", open_store=open_store, **more)
+def opened(path, catalogue=None, name="/", options=(), **parts):
+    return open_on(path, catalogue=catalogue, name=name, parts=parts, embed_below=64, **dict(options))
 
 
 def body(number, size=0):
     return b"%06d" % number + bytes(size)
-
-
-def drained(queue):
-    found = []
-    while (received := queue.take()) is not None:
-        found.append(received)
-    return found
 
 
 def numbers(received):
@@ -180,7 +168,7 @@ class History:
         self.vhost.flush()
         assert set(self.published) <= self.confirmed | self.lost, "neither confirmed nor lost"
         assert not self.confirmed & self.lost
-        received = drained(self.jobs)
+        received = taken(self.jobs)
         found = numbers(received)
         assert found == sorted(found), "out of order, or twice"
         there = {*found, *self.out}
@@ -190,7 +178,7 @@ class History:
         assert all(one.is_redelivered for one in received if int(one.body[:6]) in stale)
         self.vhost.close()
         with opened(path) as vhost:
-            again = drained(vhost.queue("jobs"))
+            again = taken(vhost.queue("jobs"))
             assert set(numbers(again)) == there
             assert len(vhost.persistent) == sum(len(one.body) > 64 for one in again), "bodies are left over"
 
@@ -349,7 +337,7 @@ def test_store_that_fails_restarts_its_vhost_alone(tmp_path):
         assert (len(lost), confirmed) == (1, [])
         assert isinstance(lost[0], StoreFailed)
         received.ack()
-        assert numbers(drained(jobs)) == [0, 1]
+        assert numbers(taken(jobs)) == [0, 1]
         assert len(small) == 0
         small.publish(b"again")
         vhost.flush()
@@ -382,7 +370,7 @@ def test_failure_in_a_callback_restarts_after_the_flush(tmp_path):
 
         jobs.publish(body(0), on_confirm=publish_more)
         vhost.flush()
-        assert (len(errors), jobs.generation, numbers(drained(jobs))) == (1, 1, [0])
+        assert (len(errors), jobs.generation, numbers(taken(jobs))) == (1, 1, [0])
 
 
 def test_too_many_restarts_bring_the_vhost_down(tmp_path):
@@ -411,7 +399,7 @@ def test_too_many_restarts_bring_the_vhost_down(tmp_path):
         other.flush()
         vhost.start()
         assert vhost.is_alive
-        assert numbers(drained(jobs)) == [0]
+        assert numbers(taken(jobs)) == [0]
         fail_store(vhost)
         assert vhost.is_alive
 
@@ -450,7 +438,7 @@ def test_restart_strategy_stop_sends_sigterm(tmp_path):
     came = []
     usual = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
-        with opened(tmp_path, clock=lambda: 0.0, restart="stop") as vhost:
+        with opened(tmp_path, clock=lambda: 0.0, options={"restart": "stop"}) as vhost:
             vhost.queue("jobs")
             for _ in range(3):
                 fail_store(vhost)

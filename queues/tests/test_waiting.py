@@ -10,6 +10,7 @@ import pytest
 
 from msgstore.contract import StoreClosed
 from msgstore_queues.stdlib import ShutDown
+from queues_support import publish
 
 
 @pytest.fixture
@@ -32,8 +33,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_each_change_is_announced_without_the_lock(change, jobs):
-    for body in (b"1", b"2"):
-        jobs.publish(body)
+    publish(jobs, b"1", b"2")
     received, seen = jobs.receive(), []
     jobs.watch(lambda: seen.append(jobs.lock.locked()))
     CHANGES[change](jobs, received)
