@@ -25,14 +25,16 @@ def unpack(directory: Path, packed: Path = KILLED / "node.tar.gz") -> Path:
     return next(directory.glob("*@localhost"))
 
 
-def rows(path: Path) -> tuple[dict[tuple[str | None, str | None], list[dict]], list[SourceDamage]]:
-    """Return the messages of each queue, and all damage."""
+def rows(path: Path, *queues: str) -> tuple[dict[tuple[str | None, str | None], list[dict]], list[SourceDamage]]:
+    """Return the messages of each queue, or of the queues of these names, and the damage that was found on the way."""
     found, damage = defaultdict(list), []
     with open_node(path, NOW_MS) as source:
         infos = list(source.queues())
         damage += source.damage()
         for info in infos:
-            for item in source.messages(info.name, 0, None) if info.read else ():
+            if not info.read or (queues and info.name.queue not in queues):
+                continue
+            for item in source.messages(info.name, 0, None):
                 if isinstance(item, SourceDamage):
                     damage.append(item)
                 else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -20,12 +22,31 @@ from msgstore_rabbitmq_source.repair import repair_node
 from msgstore_rabbitmq_source.source import detect
 from rabbitmq_files import index_v1, index_v2, names
 from rabbitmq_files.properties import read_properties
-from rabbitmq_nodes import DATA, checksums, facts, listed, rows, truth, unpack, wanted
+from rabbitmq_nodes import DATA, KILLED, checksums, facts, listed, rows, truth, unpack, wanted
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Unpacks an archive, once for all tests, and returns the node, which no test changes."""
+    return functools.cache(lambda archive: unpack(tmp_path_factory.mktemp("node"), archive))
+
+
+@pytest.fixture(scope="module")
+def whole(unpacked: Callable[[Path], Path]) -> Path:
+    """The killed node, which no test changes."""
+    return unpacked(KILLED / "node.tar.gz")
+
+
+@pytest.fixture(scope="module")
+def in_whole(whole: Path) -> tuple[dict, list]:
+    """The messages of each queue of the killed node, and the damage."""
+    return rows(whole)
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Path:
-    return unpack(tmp_path)
+def killed(whole: Path, tmp_path: Path) -> Path:
+    """A copy of the killed node."""
+    return shutil.copytree(whole, tmp_path / whole.name)
 
 
 @pytest.mark.parametrize("fixture", ["clean", "priority_lazy"])
@@ -52,7 +73,7 @@ def test_stopped_node_has_what_the_broker_delivered(fixture):
 
 def test_changed_properties_have_the_bytes_that_a_broker_sends():
     """Vectors of the broker's own encoding do not exist; the header of a dead letter is compared value by value."""
-    found, _ = rows(DATA / "rabbitmq-3.10/clean")
+    found, _ = rows(DATA / "rabbitmq-3.10/clean", "dead.q")
     row = found["/", "dead.q"][0]
     assert row["headers"]["x-death"] == [
         {
@@ -62,8 +83,8 @@ def test_changed_properties_have_the_bytes_that_a_broker_sends():
     ]  # fmt: skip
 
 
-def test_killed_node_has_what_the_broker_delivered(killed):
-    found, damage = rows(killed)
+def test_killed_node_has_what_the_broker_delivered(in_whole):
+    found, damage = in_whole
     expected = truth()
     assert not damage
     assert {name: facts(got) for name, all_of in found.items() if (got := listed(all_of))} == {
@@ -81,10 +102,10 @@ def test_killed_node_has_what_the_broker_delivered(killed):
 
 
 @pytest.mark.parametrize("node", ["3.8/clean", "4.0/clean", "4.0/khepri", "4.0/killed"])
-def test_other_versions_have_what_the_broker_delivered(tmp_path, node):
+def test_other_versions_have_what_the_broker_delivered(unpacked, node):
     """Versions 4 send headers sorted by name. They do not send headers that stand for properties of AMQP 1.0 only."""
     base = DATA / f"rabbitmq-{node}"
-    found, damage = rows(unpack(tmp_path, base.with_suffix(".tar.gz")))
+    found, damage = rows(unpacked(base.with_suffix(".tar.gz")))
     assert not damage
     certainties = set()
     for queue, deliveries in truth(base.with_suffix(".jsonl.gz")).items():
@@ -102,20 +123,21 @@ def test_other_versions_have_what_the_broker_delivered(tmp_path, node):
 
 
 @pytest.mark.parametrize("queue", ["amqp1", "mqtt"])
-def test_lost_index_of_other_protocols_is_repaired(tmp_path, queue):
-    node = unpack(tmp_path, DATA / "rabbitmq-4.0/clean.tar.gz")
-    expected = facts(rows(node)[0]["/", queue])
+def test_lost_index_of_other_protocols_is_repaired(unpacked, tmp_path, queue):
+    clean = unpacked(DATA / "rabbitmq-4.0/clean.tar.gz")
+    node = shutil.copytree(clean, tmp_path / clean.name)
+    expected = facts(rows(node, queue)[0]["/", queue])
     next(node.rglob(f"{names.queue_directory(b'/', queue.encode())}/0.qi")).unlink()
     with open_node(node) as source:
         repair_node(source, node, tmp_path / "copy")
-    found, damage = rows(tmp_path / "copy")
+    found, damage = rows(tmp_path / "copy", queue)
     assert not damage
     assert facts(found["/", queue]) == [row for row in expected if row in facts(found["/", queue])]
     assert len(found["/", queue]) >= 3
 
 
-def test_node_with_khepri_says_that_its_tables_are_not_read(tmp_path):
-    node = unpack(tmp_path, DATA / "rabbitmq-4.0/khepri.tar.gz")
+def test_node_with_khepri_says_that_its_tables_are_not_read(unpacked):
+    node = unpacked(DATA / "rabbitmq-4.0/khepri.tar.gz")
     output = CliRunner().invoke(main, ["rabbitmq", "check", str(node)]).output
     assert "node rabbit@localhost, stopped cleanly" in output
     assert "tables in Khepri" in output
@@ -123,8 +145,8 @@ def test_node_with_khepri_says_that_its_tables_are_not_read(tmp_path):
     assert "tables in Khepri" in CliRunner().invoke(main, ["rabbitmq", "definitions", str(node)]).output
 
 
-def test_quorum_queue_and_stream_are_named(killed):
-    with open_node(killed) as source:
+def test_quorum_queue_and_stream_are_named(whole):
+    with open_node(whole) as source:
         assert [(str(one.name), one.type, one.details.get("path")) for one in source.queues() if not one.read] == [
             ("qq.audit in vhost orders", "quorum", "quorum/sre@localhost/ORDERSBNMU33V2OW5A"),
             ("st.clicks in vhost orders", "stream", "stream/orders_st_clicks_1795423140569518962"),
@@ -132,9 +154,9 @@ def test_quorum_queue_and_stream_are_named(killed):
 
 
 @pytest.mark.parametrize("tables", [True, False])
-def test_names_are_found_without_the_files_that_say_them(killed, tables):
+def test_names_are_found_without_the_files_that_say_them(killed, in_whole, tables):
     """By the node's tables, or without them by names that the messages mention."""
-    expected = {name: facts(listed(found)) for name, found in rows(killed)[0].items() if listed(found)}
+    expected = {name: facts(listed(found)) for name, found in in_whole[0].items() if listed(found)}
     for file in killed.rglob(".*"):
         if file.name in (".vhost", ".queue_name"):
             file.unlink()
@@ -151,17 +173,17 @@ def test_names_are_found_without_the_files_that_say_them(killed, tables):
 
 
 @pytest.mark.parametrize("part", ["vhost", "queues", "queue", "store"])
-def test_parts_of_a_node_are_read_by_themselves(killed, part):
+def test_parts_of_a_node_are_read_by_themselves(whole, part):
     expected = truth()["/", "fan.b"]
-    vhost = killed / "msg_stores/vhosts" / names.vhost_directory(b"/")
+    vhost = whole / "msg_stores/vhosts" / names.vhost_directory(b"/")
     queue = vhost / "queues" / names.queue_directory(b"/", b"fan.b")
     path = {"vhost": vhost, "queues": vhost / "queues", "queue": queue, "store": vhost / "msg_store_persistent"}[part]
-    found, damage = rows(path)
+    found, damage = rows(path) if part in ("vhost", "store") else rows(path, "fan.b")
     got = listed(found["/", "fan.b"])
     if part == "vhost":
         assert (facts(got), damage) == (facts(expected), [])
     elif part == "store":
-        with open_node(killed) as source:
+        with open_node(whole) as source:
             (vhost,) = (one for one in source.node.files.vhosts.values() if source.node.vhost_names[one.directory] == b"/")
             referenced = set(source.node.references(vhost))
         assert Counter(row["state"] for row in found[None, None]) == {"orphan": len(referenced) + 176}
@@ -173,9 +195,9 @@ def test_parts_of_a_node_are_read_by_themselves(killed, part):
         )
 
 
-def test_node_before_3_7_is_read(killed, tmp_path):
+def test_node_before_3_7_is_read(whole, tmp_path):
     """One pair of stores, hashes of another kind, no ``.queue_name``: made from a vhost, as no such node is at hand."""
-    vhost, old = killed / "msg_stores/vhosts" / names.vhost_directory(b"/"), tmp_path / "old"
+    vhost, old = whole / "msg_stores/vhosts" / names.vhost_directory(b"/"), tmp_path / "old"
     (old / "queues").mkdir(parents=True)
     shutil.copytree(vhost / "msg_store_persistent", old / "msg_store_persistent")
     shutil.copy(vhost / ".config", old)
@@ -202,15 +224,15 @@ def test_node_before_3_7_is_read(killed, tmp_path):
         ("quorum", None),
     ],
 )
-def test_detect_of_a_part_has_a_likelihood(killed, place, expected):
-    found: Candidate | None = detect(killed / place)
+def test_detect_of_a_part_has_a_likelihood(whole, place, expected):
+    found: Candidate | None = detect(whole / place)
     assert (found and found.likelihood) == expected
 
 
-def test_several_nodes_are_refused(killed, tmp_path):
+def test_several_nodes_are_refused(tmp_path):
     base = tmp_path / "base"
     for name in ("rabbit@a", "rabbit@b"):
-        shutil.copytree(killed, base / name)
+        shutil.copytree(DATA / "rabbitmq-3.10/clean", base / name)
     with pytest.raises(ConfigError, match="has the nodes rabbit@a, rabbit@b"), open_node(base):
         pass
 
@@ -221,7 +243,7 @@ def test_queue_that_nobody_used_before_the_kill_is_certain(killed):
     for age, certainty in ((59, "maybe_consumed"), (60, "certain")):
         for file in queue.iterdir():
             os.utime(file, (newest - age, newest - age))
-        found, _ = rows(killed)
+        found, _ = rows(killed, "fan.a", "fan.b")
         assert {row["certainty"] for row in found["/", "fan.a"]} == {certainty}
         assert {row["certainty"] for row in found["/", "fan.b"]} == {"maybe_consumed"}
 
@@ -237,8 +259,8 @@ def test_copy_without_times_is_not_certain(killed, tmp_path):
         assert PurePosixPath(batch.files[0]).parts[0] == "msg_stores"
 
 
-def test_definitions_of_a_killed_node_have_its_topology(killed):
-    with open_node(killed) as source:
+def test_definitions_of_a_killed_node_have_its_topology(whole):
+    with open_node(whole) as source:
         found, problems = definitions_of(source.node.tables)
     assert not problems
     assert {kind: len(rows) for kind, rows in json.loads(json.dumps(found)).items() if isinstance(rows, list) and rows} == {
@@ -263,7 +285,7 @@ def test_index_of_both_versions_is_read_in_the_order_of_the_queue(killed):
     shared = [entry for entry in found.entries if entry.place == "shared"]
     bodies = ((entry.number, index_v1.encode_body(entry.msg_id, entry.body_size)) for entry in shared[::2])
     (queue / "0.idx").write_bytes(b"".join(index_v1.encode_publish(number, body) for number, body in bodies))
-    assert facts(listed(rows(killed)[0]["/", "fan.b"])) == facts(truth()["/", "fan.b"])
+    assert facts(listed(rows(killed, "fan.b")[0]["/", "fan.b"])) == facts(truth()["/", "fan.b"])
 
 
 def test_lost_queue_is_named_with_the_messages_that_were_routed_to_it(killed):
