@@ -12,7 +12,19 @@ import pytest
 
 import msgstore
 from msgstore.testing.faults import RecordingFiles
-from support import DATA, DIRECTORIES, RealDirectory, catalogue, counts_file, filled, hashes, json_of, open_with, unchanged
+from support import (
+    DATA,
+    DIRECTORIES,
+    RealDirectory,
+    catalogue,
+    counts_file,
+    filled,
+    hashes,
+    json_of,
+    open_with,
+    slow,
+    unchanged,
+)
 from support import counts as references_of
 
 BROKERS = {"clean.dot", "msg_store_index.ets", "file_summary.ets"}
@@ -22,7 +34,11 @@ def adopted(path: Path, index: str, **keys: object) -> msgstore.Store:
     return msgstore.open_store(path, **{"adopt": True, "index": index, "format": "v2", **keys})
 
 
-@pytest.mark.parametrize("name", DIRECTORIES)
+TYPICAL = ["mixed_upgrade", "v1_compacted", "v2_clean", "v2_dirty_torn"]
+each_directory = pytest.mark.parametrize("name", [*TYPICAL, *(slow(name) for name in DIRECTORIES if name not in TYPICAL)])
+
+
+@each_directory
 def test_live_messages_with_counts_survive_everything(name, index, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
@@ -48,7 +64,7 @@ def test_live_messages_with_counts_survive_everything(name, index, tmp_path):
         assert (hashes(store), references_of(store)) == (live, counts)
 
 
-@pytest.mark.parametrize("name", DIRECTORIES)
+@each_directory
 def test_live_messages_without_counts_all_survive(name, index, tmp_path):
     real = RealDirectory.load(name)
     path = real.copy(tmp_path)
@@ -175,7 +191,7 @@ class Combining:
 STEPS: dict[str, Callable[[Combining], dict[str, bytes | None]]] = {
     "while the leftover is written": lambda c: {c.leftover: c.moved[: len(c.moved) * 2 // 3 + 5]},
     "when the left one is cut": lambda c: {c.leftover: c.moved, c.left: c.start},
-    "while the leftover is copied back": lambda c: {c.leftover: c.moved, c.left: c.start + c.moved[: len(c.moved) // 2 + 7]},
+    "half of the leftover is copied back": lambda c: {c.leftover: c.moved, c.left: c.start + c.moved[: len(c.moved) // 2 + 7]},
     "while the right one is copied": lambda c: {
         c.leftover: c.moved,
         c.left: c.start + c.moved + c.from_right[: len(c.from_right) // 2 + 3],
@@ -189,7 +205,7 @@ STEPS: dict[str, Callable[[Combining], dict[str, bytes | None]]] = {
 """What is written in the directory until the kill; None: deleted."""
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [slow(step) if step.startswith("while") else step for step in STEPS])
 def test_leftover_of_killed_combination_loses_nothing(step, index, tmp_path):
     """It is read as a segment. For writing it is refused, until it is renamed as the error says."""
     combining = Combining(tmp_path)

@@ -160,7 +160,7 @@ def test_probable_counts_in_directory_are_refused(name, make, said, tmp_path):
         find_splits([tmp_path])
 
 
-NOT_LINE = "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"
+NOT_LINE = "line 500 is not 'id,count' with an id of 32 hexadecimal digits"
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ NOT_LINE = "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"
     [
         *((line, NOT_LINE) for line in ("ab,1", "g" * 32 + ",1", ZEROS, ZEROS + ",one", ZEROS + ",1.5", "id,count")),
         ("\ufeff" + ZEROS + ",1", NOT_LINE),
-        (f"{ZEROS},{2**48}", f"line 5000 has the count {2**48}; a count is at most"),
-        (f"{ZEROS},{-(2**63)}", "line 5000 has the count -9223372036854775808; a count is at most"),
+        (f"{ZEROS},{2**48}", f"line 500 has the count {2**48}; a count is at most"),
+        (f"{ZEROS},{-(2**63)}", "line 500 has the count -9223372036854775808; a count is at most"),
         ({"id": [b"short"], "count": [1]}, "an id is 16 bytes"),
         ({"id": pa.array([ID, None], pa.binary()), "count": [1, 1]}, "an id is 16 bytes"),
         ({"id": [ID, ID], "count": [1, None]}, "the count None"),
@@ -180,10 +180,10 @@ NOT_LINE = "line 5000 is not 'id,count' with an id of 32 hexadecimal digits"
     ],
 )
 def test_bad_line_or_row_is_named(tmp_path, bad, said, monkeypatch):
-    monkeypatch.setattr("msgstore.jobs.counts.find_splits.__defaults__", (1000,))
+    monkeypatch.setattr("msgstore.jobs.counts.find_splits.__defaults__", (100,))
     path = tmp_path / ("d.csv" if isinstance(bad, str) else "d.parquet")
     if isinstance(bad, str):
-        good = [f"{n:032x},1\n" for n in range(4999)]
+        good = [f"{n:032x},1\n" for n in range(499)]
         path.write_text("".join([*good, bad, "\n", *good]))
         assert len(find_splits([path])) > 100
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 import msgstore
 from msgstore.testing.faults import UnsyncedFiles
-from support import A, B, C, FullDisk, RealDirectory, failing, flip, hashes, in_threads, open_with, play, unchanged, until
+from support import A, B, C, Cell, FullDisk, RealDirectory, failing, flip, hashes, in_threads, open_with, play, unchanged, until
 
 KEYS = {"sync_interval": "1h"}
 IDS = [bytes([n]) * 16 for n in range(10)]
@@ -178,27 +179,42 @@ def test_segment_emptied_before_sealing_is_deleted(opened):
     assert not (store.path / emptied.file).exists()
 
 
-def python(code: str, *arguments: object, check: bool = False) -> str:
-    """Run a program in another process. Return what it writes to standard error."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=check).stderr
-
-
-def test_second_writer_is_refused_with_holders_pid(opened, store, cell):
-    """Until its process is killed: then the lock is taken over."""
+def test_second_writer_is_refused_with_holders_pid(opened, store):
     with pytest.raises(msgstore.StoreLocked, match="this process") as caught:
         opened()
     assert caught.value.pid == os.getpid()
-    said = python(f"import msgstore; msgstore.open_store({str(store.path)!r}, index={cell.index!r}, format={cell.format!r})")
-    assert f"process {os.getpid()} has the store open for writing" in said
-    store.close()
-    python(f"""if True:
-        import msgstore, os
-        store = msgstore.open_store({str(store.path)!r}, **{cell.keys!r})
-        store.client().write(bytes(16), b"confirmed")
+
+
+WRITER = """
+import json, os, sys, msgstore
+try:
+    store = msgstore.open_store(sys.argv[1], **json.loads(sys.argv[2]))
+except msgstore.StoreLocked as error:
+    sys.exit(str(error))
+with store, store.client() as client:
+    if sys.argv[3] == "is killed":
+        client.write(bytes(16), b"confirmed")
         store.flush()
-        os._exit(9)""")
-    with opened() as store:
+        os._exit(9)
+    client.remove([bytes([n]) * 16 for n in range(9)])
+    store.roll()
+    assert store.compact(everything=True)
+"""
+
+
+def other_writer(path: Path, cell: Cell, how: str) -> str:
+    """Open a store in another process, which writes and "is killed", or "compacts". Return its last words."""
+    arguments = [sys.executable, "-c", WRITER, str(path), json.dumps({**cell.keys, "gc_interval": 0}), how]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False).stderr
+
+
+def test_other_writer_is_refused_until_killed(cells, tmp_path):
+    """With one cell: the lock knows nothing of backends."""
+    path, cell = tmp_path / "store", cells[0]
+    with open_with(path, **cell.keys):
+        assert f"process {os.getpid()} has the store open for writing" in other_writer(path, cell, "is killed")
+    assert other_writer(path, cell, "is killed") == ""
+    with open_with(path, **cell.keys) as store:
         assert store.read(bytes(16)) == b"confirmed"
         assert store.stats().recovery.how == ("tail" if cell.index == "lmdb" else "rebuild")
 
@@ -415,22 +431,13 @@ def test_stale_entry_is_found_or_messagenotfound(opened):
     assert store.stats().counters.corruptions == 0
 
 
-_COLLECTS = """
-import sys, msgstore
-with msgstore.open_store(sys.argv[1], index=sys.argv[2], format=sys.argv[3], gc_interval=0) as store, store.client() as client:
-    client.remove([bytes([n]) * 16 for n in range(9)])
-    store.roll()
-    assert store.compact(everything=True)
-"""
-
-
 def test_snapshot_after_other_writer_reports_no_damage(opened, cell):
     """What reads a snapshot cannot know where messages are by now; it says so, and counts nothing as damaged."""
     with opened() as store, store.client() as client:
         client.write_many((msg_id, b"body of %d" % msg_id[0]) for msg_id in IDS)
     with opened(mode="r") as store, store.client() as client:
         last = list(store.entries())[9]
-        python(_COLLECTS, store.path, cell.index, cell.format, check=True)
+        assert other_writer(store.path, cell, "compacts") == ""
         if cell.index == "lmdb":
             assert client.read(IDS[9]) == store.stored_body(last) == b"body of 9"
         else:

@@ -102,13 +102,13 @@ def beside(path: Path) -> list[str]:
 ALL = {**CELLS, **ACME_CELLS, **FOREIGN_CELLS}
 
 
-each_cell = pytest.mark.parametrize(
-    "name", [n if n not in FOREIGN_CELLS else pytest.param(n, marks=needs_foreign) for n in ALL]
-)
+def each_cell(*fast: str) -> pytest.MarkDecorator:
+    """Parametrize a test with the name of each cell. The fast suite has these only."""
+    marks = {name: [needs_foreign] * (name in FOREIGN_CELLS) + [pytest.mark.slow] * (name not in fast) for name in ALL}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in ALL])
 
 
-@pytest.mark.slow
-@each_cell
+@each_cell()
 @pytest.mark.parametrize("end", ["open", "full", "large"])
 def test_written_bytes_equal_those_of_store(name: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segment for segment, whatever the last one ends in, and in whatever steps the messages come."""
@@ -132,13 +132,13 @@ def test_written_bytes_equal_those_of_store(name: str, end: str, tmp_path: Path,
     check(tmp_path / "bulk", messages, index=cell.index)
 
 
-@each_cell
+@each_cell("ets-v1", "lmdb-v2", "ets-v2-checksum", "ets-v2-audit", "lmdb-ledger", "sqlite-v2")
 def test_parts_are_numbered_by_task(name: str, tmp_path: Path) -> None:
     """Each part begins a segment; numbers have no gaps."""
     cell, target = ALL[name], target_of(tmp_path / "store", ALL[name])
-    parts = [some(900, first=n * 1000) for n in range(3)]
+    parts = [some(300, first=n * 1000, size=9000) for n in range(3)]
     with StoreStaging.begin(target) as staging:
-        done = {task: write(staging, task, parts[task]) for task in (2, 0, 1)}
+        done = {task: write(staging, task, parts[task], step=75) for task in (2, 0, 1)}
         staging.commit([*done.values(), write(staging, 3, [])])
     found = {int(Path(name).stem): len(data) for name, data in segments(tmp_path / "store").items()}
     sizes = [size for _, part in sorted(done.items()) for _, size in part.files]

@@ -336,9 +336,10 @@ def sweep_power_losses(seed: int, options: JournalOptions) -> int:
     return len(checked)
 
 
-@pytest.mark.parametrize("sync", [0, None])
 @pytest.mark.parametrize(
-    "block", [range(2), *(pytest.param(range(at, at + 49), marks=pytest.mark.crash) for at in range(2, 296, 49))]
+    ("sync", "block"),
+    [(0, [0]), (None, [1])]
+    + [pytest.param(sync, range(at, at + 37), marks=pytest.mark.crash) for sync in (0, None) for at in range(0, 296, 37)],
 )
 def test_power_loss_at_each_file_operation(block, sync):
     for seed in block:

@@ -32,8 +32,8 @@ from msgstore_rocketmq_log.files import FILLER, file_name
 from msgstore_rocketmq_log.frame import Frame, make_frame
 from msgstore_rocketmq_log.incarnations import Incarnation, TopicTable, table_of
 from msgstore_rocketmq_log.log import CommitLog, log_files
+from support import DATA, slow
 
-DATA = Path(__file__).parents[3] / "tests/data/vectors"
 STORE_MS = 1_700_000_000_000
 
 
@@ -113,7 +113,7 @@ def read(path: Path, *, raw: bool = False, **options):
 
 @pytest.mark.parametrize("name", ["file_512_bad_crc_in_second", "file_exact_plus_8"])
 def test_file_of_the_real_code(name, tmp_path):
-    [vector] = [one for one in json.loads((DATA / "rocketmq.json").read_text())["vectors"] if one["name"] == name]
+    [vector] = [one for one in json.loads((DATA / "vectors/rocketmq.json").read_text())["vectors"] if one["name"] == name]
     data = bytes.fromhex(vector["file_hex"])
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / file_name(vector["file_from_offset"])).write_bytes(data)
@@ -716,7 +716,7 @@ FAR_PORT = {"hi": 0, "lo": 0, "port": 2**32 - 1, "family": "None"}
         (negative_body(-5), 1, []),
     ],
 )
-@pytest.mark.parametrize("accepts", [None, ("v1",)])
+@pytest.mark.parametrize("accepts", [None, slow(("v1",))])
 def test_odd_record_leaves_the_others_readable(make, bodies, reasons, accepts, tmp_path):
     (tmp_path / "commitlog").mkdir()
     data = odd(0, topic=b"U", body=b"good")
