@@ -20,10 +20,11 @@ from msgstore.cli.checking import check_segments
 from msgstore.cli.commands import verify
 from msgstore.cli.option_texts import toml_value
 from msgstore.cli.options import StoreArgument
-from msgstore.contract import ConfigError, Duration, RecordError
+from msgstore.contract import BodyCodecDescriptor, ConfigError, Duration, RecordError
 from msgstore.option_values import Backend, GivenText, backend_of, structure, typed
 from msgstore.plugins import loader
-from support import A, B, command, filled, json_of
+from msgstore.plugins.descriptor_checks import check_descriptor
+from support import A, B, command, filled, flip, json_of
 
 KEY = "ab" * 16
 
@@ -129,6 +130,12 @@ def test_backend_is_name_or_table():
 
 
 @pytest.fixture
+def config(tmp_path):
+    """The option of commands for the configuration of the test."""
+    return ["--config", tmp_path / "msgstore.toml"]
+
+
+@pytest.fixture
 def letters(tmp_path, monkeypatch):
     """A store with encrypted bodies, its configuration, and the working directory elsewhere."""
     pytest.importorskip("acme_aes_body")
@@ -143,8 +150,8 @@ def letters(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["configuration", "JSON"])
-def test_commands_take_options_of_codec(letters, how, tmp_path):
-    options = ["--body", "aes-gcm", "--config", tmp_path / "msgstore.toml"]
+def test_commands_take_options_of_codec(letters, config, how, tmp_path):
+    options = ["--body", "aes-gcm", *config]
     wrong = ["--body", json.dumps({"use": "aes-gcm", "key": "cd" * 16})]
     if how == "JSON":
         options = ["--body", json.dumps({"use": "aes-gcm", "key": {"file": str(tmp_path / "key")}})]
@@ -161,56 +168,46 @@ def test_commands_take_options_of_codec(letters, how, tmp_path):
     assert [row["messages"] for row in rows if row.get("kind") == "damage"] == [1]
     command("convert", letters, tmp_path / "files.parquet", "--source-option", f"body={body}")
     command("convert", tmp_path / "files.parquet", tmp_path / "again", "--sink", "store", "--sink-option", f"body={body}")
-    command("migrate", "letters", tmp_path / "migrated", "--to", "v2", "--config", tmp_path / "msgstore.toml")
+    command("migrate", "letters", tmp_path / "migrated", "--to", "v2", *config)
     for copy in ("rescued", "again", "migrated"):
-        body = {"use": "aes-gcm", "key": KEY}
-        with msgstore.open_store(tmp_path / copy, body=body) as store:
+        with msgstore.open_store(tmp_path / copy, body={"use": "aes-gcm", "key": KEY}) as store:
             assert store.read(A) == b"secret"
 
 
-def test_diff_compares_what_codec_decodes(letters, tmp_path):
+def test_diff_compares_what_codec_decodes(letters, config, tmp_path):
     """Each encryption of a body has its own nonce."""
-    other = tmp_path / "other"
-    with msgstore.open_store(other, body={"use": "aes-gcm", "key": KEY}) as store, store.client() as client:
-        client.write(A, b"secret")
+    other = filled(tmp_path / "other", [(A, b"secret")], body={"use": "aes-gcm", "key": KEY})
     command("diff", letters, other, code=1)
-    codec = ["--body", "aes-gcm", "--config", tmp_path / "msgstore.toml"]
+    codec = ["--body", "aes-gcm", *config]
     assert json_of("diff", letters, other, *codec)[-1]["same"] == 1
-    plain = tmp_path / "plain"
-    with msgstore.open_store(plain, body="raw") as store, store.client() as client:
-        client.write(A, b"secret")
+    plain = filled(tmp_path / "plain", [(A, b"secret")], body="raw")
     assert json_of("diff", letters, plain, *codec, code=1)[-1]["differing"] == 1, "a body that is stored as it is"
     (tmp_path / "key").write_text("cd" * 16, encoding="ascii")
-    error = command("get", "letters", A.hex(), "--config", tmp_path / "msgstore.toml", code=1).stderr
+    error = command("get", "letters", A.hex(), *config, code=1).stderr
     assert ", or was written with other options of the codec 'aes-gcm': compare them first." in error
     wrong = json.dumps({"use": "aes-gcm", "key": "00" * 32})
     assert json_of("diff", letters, other, "--body", wrong, code=1)[-1]["differing"] == 1
 
 
 @pytest.mark.parametrize("place", ["letters", "../letters"])
-def test_diff_decodes_each_side_by_its_codec(letters, place, tmp_path):
+def test_diff_decodes_each_side_by_its_codec(letters, config, place, tmp_path):
     """``plain`` is not in the configuration, and its codec has no options."""
-    config = ["--config", tmp_path / "msgstore.toml"]
-    with msgstore.open_store(tmp_path / "plain", body="raw") as store, store.client() as client:
-        client.write(A, b"secret")
-    for sides in ((place, tmp_path / "plain"), (tmp_path / "plain", place)):
+    plain = filled(tmp_path / "plain", [(A, b"secret")], body="raw")
+    for sides in ((place, plain), (plain, place)):
         assert json_of("diff", *sides, *config)[-1]["same"] == 1
-    assert "of A are decoded by aes-gcm, those of B by raw" in command("diff", place, tmp_path / "plain", *config).stdout
-    assert json_of("diff", place, tmp_path / "plain", *config, "--body", "raw", code=1)[-1]["differing"] == 1
-    error = " ".join(command("diff", letters, tmp_path / "plain", code=2).stderr.split())
+    assert "of A are decoded by aes-gcm, those of B by raw" in command("diff", place, plain, *config).stdout
+    assert json_of("diff", place, plain, *config, "--body", "raw", code=1)[-1]["differing"] == 1
+    error = " ".join(command("diff", letters, plain, code=2).stderr.split())
     assert f"{letters}: remembers the body codec 'aes-gcm', and the other side another one" in error
     assert "the key 'key' is missing. Options of the codec come from a store in --config FILE." in error
-    with msgstore.open_store(tmp_path / "plain", body="raw") as store, store.client() as client:
-        client.write(B, b"secret")
-    assert json_of("diff", place, tmp_path / "plain", *config, code=1)[-1]["only_b"] == 1
+    filled(plain, [(B, b"secret")], body="raw")
+    assert json_of("diff", place, plain, *config, code=1)[-1]["only_b"] == 1
 
 
-def test_diff_of_trees_with_several_codecs_compares_stored_bodies(letters, tmp_path):
+def test_diff_of_trees_with_several_codecs_compares_stored_bodies(letters, config, tmp_path):
     """Directories of one codec with different options are no side that one codec decodes, either."""
-    config = ["--config", tmp_path / "msgstore.toml"]
     for name, body in (("plain", "raw"), ("tree/0", "raw"), ("tree/1", {"use": "aes-gcm", "key": KEY})):
-        with msgstore.open_store(tmp_path / name, body=body) as store, store.client() as client:
-            client.write(A, b"secret")
+        filled(tmp_path / name, [(A, b"secret")], body=body)
     result = command("diff", tmp_path / "tree", tmp_path / "plain")
     assert "have directories with several body codecs: stored bodies are compared" in " ".join(result.stderr.split())
     shutil.rmtree(tmp_path / "tree" / "0")
@@ -243,8 +240,7 @@ def test_options_of_configuration_must_be_of_one_store(letters, tmp_path):
 
 def test_salvage_binds_record_type(tmp_path):
     pytest.importorskip("acme_audit_record")
-    with msgstore.open_store(tmp_path / "plain") as store, store.client() as client:
-        client.write(A, b"body")
+    filled(tmp_path / "plain", [(A, b"body")])
     salvage = ["salvage", tmp_path / "plain", tmp_path / "rescued", "--record", "audit"]
     assert "Write --bind audit=128, with" in command(*salvage, code=2).stderr
     sink = command("convert", tmp_path / "plain", tmp_path / "new", "--sink", "store", "--sink-option", "record=audit", code=2)
@@ -269,14 +265,10 @@ def test_plugins_shows_options_and_what_formats_declare():
 
 def test_default_is_text_of_a_configuration_file():
     options = '`{ server = { host = "localhost", port = 80 }, certificate = ".", password = "" }`'
-    defaults = Options(), attrs.Factory(Options), attrs.Factory(dict), (Server("a"), 5), Path("a")
-    assert [toml_value(None, value) for value in defaults] == [
-        options,
-        options,
-        "none",
-        '`[{ host = "a", port = 80 }, 5]`',
-        '`"a"`',
-    ]
+    assert toml_value(None, Options()) == toml_value(None, attrs.Factory(Options)) == options
+    assert toml_value(None, attrs.Factory(dict)) == "none"
+    assert toml_value(None, (Server("a"), 5)) == '`[{ host = "a", port = 80 }, 5]`'
+    assert toml_value(None, Path("a")) == '`"a"`'
 
 
 def test_check_creates_backends_with_their_examples(monkeypatch):
@@ -292,9 +284,6 @@ def test_check_creates_backends_with_their_examples(monkeypatch):
 
 
 def test_option_that_selects_the_backend_is_refused():
-    from msgstore.contract import BodyCodecDescriptor
-    from msgstore.plugins.descriptor_checks import check_descriptor
-
     options = attrs.make_class("Options", {"use": attrs.field(default="", type=str)})
     with pytest.raises(ValueError, match="an option cannot be named 'use'"):
         check_descriptor(BodyCodecDescriptor(name="a", contract=(1, 0), factory="a:b", options=options))
@@ -304,8 +293,7 @@ def test_only_a_configuration_takes_text_from_elsewhere(tmp_path):
     """Not a file of the store's directory, which anybody may have written."""
     with pytest.raises(ConfigError, match="a table with the keys env is not text"):
         structure(Options, {"password": {"env": "HOME"}}, "where")
-    with msgstore.open_store(tmp_path / "store") as store, store.client() as client:
-        client.write(A, b"body")
+    filled(tmp_path / "store", [(A, b"body")])
     spot = {"file": "0.sqs", "offset": 64, "size": 8, "reason": {"env": "HOME"}}
     state = {"layout": 1, "behind": 0, "segments": 1, "records": 1, "bytes": 1, "findings": [], "spots": [spot]}
     state["crc32"] = zlib.crc32(json.dumps(state, sort_keys=True).encode())
@@ -373,16 +361,14 @@ def keyed(tmp_path, monkeypatch):
     monkeypatch.setenv("ACTOR", "us")
     for msg_id, actor in ((A, "us"), (B, "them")):
         audit = {"use": "v2", "records": {"audit": {"byte": 200, "actor": actor}}}
-        with msgstore.open_store(tmp_path / "a", format=audit, record="audit") as store, store.client() as client:
-            client.write(msg_id, b"body")
+        filled(tmp_path / "a", [(msg_id, b"body")], format=audit, record="audit")
     text = 'record = "audit"\nformat = { use = "v2", records = { audit = { byte = 200, actor = { env = "ACTOR" } } } }\n'
     (tmp_path / "msgstore.toml").write_text(f'[stores.a]\npath = "a"\n{text}', encoding="utf-8")
     return tmp_path / "a"
 
 
-def test_check_that_needs_the_configuration(keyed, tmp_path):
+def test_check_that_needs_the_configuration(keyed, config, tmp_path):
     """As that of a signature: without the key the record is like others, and salvage copies it."""
-    config = ["--config", tmp_path / "msgstore.toml"]
     assert "2 messages in 1 queue" in command("queues", keyed).stdout
     for verb in (["messages"], ["queues"], ["convert", tmp_path / "out.jsonl"]):
         shown = command(verb[0], keyed, *verb[1:], *config, code=1).stdout
@@ -393,10 +379,10 @@ def test_check_that_needs_the_configuration(keyed, tmp_path):
     assert "--config FILE' leaves out the records that these options refuse; 'msgstore salvage' copies them." in error
 
 
-def test_missing_key_is_that_of_the_file(keyed, tmp_path, monkeypatch):
+def test_missing_key_is_that_of_the_file(keyed, config, monkeypatch):
     monkeypatch.delenv("ACTOR")
     for verb in ("messages", "verify"):
-        error = command(verb, keyed, "--config", tmp_path / "msgstore.toml", code=2).stderr
+        error = command(verb, keyed, *config, code=2).stderr
         assert "format records audit actor: the environment variable ACTOR is not set" in error
         assert "as last opened" not in error
 
@@ -415,11 +401,8 @@ def test_file_without_the_store_is_told(keyed, tmp_path):
 def test_damage_of_a_message_is_one_span(keyed, tmp_path):
     """A scan finds it, and so does the reader of the message. What to do about it is said once."""
     with msgstore.open_store(keyed, mode="r") as store:
-        entries = {entry.msg_id: entry for entry in store.entries()}
-    segment = keyed / "0.sqs"
-    content = bytearray(segment.read_bytes())
-    content[entries[A].offset + entries[A].size - 1] ^= 1
-    segment.write_bytes(content)
+        entry = store.entry(A)
+    flip(keyed / "0.sqs", entry.offset + entry.size - 1, 1)
     for verb in (["messages"], ["convert", tmp_path / "out.jsonl"]):
         done = command(verb[0], keyed, *verb[1:], code=1)
         assert done.stdout.count("checksum_mismatch") == 1
@@ -427,12 +410,11 @@ def test_damage_of_a_message_is_one_span(keyed, tmp_path):
         assert done.stderr.count("'msgstore salvage' copies every intact record") == 1
     assert json_of("convert", keyed, tmp_path / "again.jsonl", code=1)[-1]["damaged_spans"] == 1
     damage = [row for row in json_of("messages", keyed, code=1) if row.get("kind") == "damage"]
-    assert [(row["offset"], row["reason"]) for row in damage] == [(entries[A].offset, f"checksum_mismatch: message {A.hex()}")]
+    assert [(row["offset"], row["reason"]) for row in damage] == [(entry.offset, f"checksum_mismatch: message {A.hex()}")]
 
 
-def test_reader_without_the_key_says_so(keyed, tmp_path, monkeypatch):
+def test_reader_without_the_key_says_so(keyed, config, tmp_path, monkeypatch):
     """A secret is an option that no repr shows."""
-    config = ["--config", tmp_path / "msgstore.toml"]
     assert "read without" not in command("verify", keyed).stderr
     monkeypatch.setattr("acme_audit_record.plugin.AuditOptions", SecretActor)
     monkeypatch.setattr(loader, "_KEPT", {})
@@ -444,22 +426,19 @@ def test_reader_without_the_key_says_so(keyed, tmp_path, monkeypatch):
     assert [said in command("compact", store, *more).stderr for store, more in ((keyed, []), ("a", config))] == [True, False]
 
 
-def test_check_is_not_resumed_with_another_key(keyed, tmp_path, monkeypatch):
+def test_check_is_not_resumed_with_another_key(keyed, config, monkeypatch):
     def stopped(*arguments: Any) -> Iterator[Any]:
         yield next(iter(check_segments(*arguments)))
         raise KeyboardInterrupt
 
-    config = ["--config", tmp_path / "msgstore.toml"]
-    told = "the stopped check had other options, such as a key. Starting at the first segment."
     with monkeypatch.context() as patch:
         patch.setattr("msgstore.cli.commands.verify.check_segments", stopped)
         command("verify", keyed, "--resume", code=130)
     done = command("verify", "a", "--resume", *config, code=1)
-    assert told in done.stderr
+    assert "the stopped check had other options, such as a key. Starting at the first segment." in done.stderr
     assert "1 of 2 live messages verified" in done.stdout
-    with monkeypatch.context() as patch:
-        patch.setattr("msgstore.cli.commands.verify.check_segments", stopped)
-        command("verify", "a", "--resume", *config, code=130)
+    monkeypatch.setattr("msgstore.cli.commands.verify.check_segments", stopped)
+    command("verify", "a", "--resume", *config, code=130)
 
 
 def test_check_is_one_with_the_same_codec_and_options(tmp_path, monkeypatch):
@@ -472,12 +451,9 @@ def test_check_is_one_with_the_same_codec_and_options(tmp_path, monkeypatch):
         file.write_text('[stores.a]\npath = "a"\n' + "\n".join(keys), encoding="utf-8")
         return verify._options_of(StoreArgument("a", file).resolve())
 
-    byte, actor = "byte = 200", 'actor = "us"'
-    both = [
-        f'format = {{ use = "v2", records = {{ audit = {{ {one}, {other} }} }} }}'
-        for one, other in ((byte, actor), (actor, byte))
-    ]
-    assert options_of(both[0]) == options_of(both[1], file=tmp_path / "msgstore.toml") != options_of()
+    audit = 'format = {{ use = "v2", records = {{ audit = {{ {}, {} }} }} }}'
+    one, other = audit.format("byte = 200", 'actor = "us"'), audit.format('actor = "us"', "byte = 200")
+    assert options_of(one) == options_of(other, file=tmp_path / "msgstore.toml") != options_of()
     assert options_of('body = "raw"') == options_of() != options_of('body = "erlang"')
 
 
@@ -491,12 +467,11 @@ def test_rescued_bodies_of_a_broker_are_compared_as_stored(tmp_path):
     assert (summary["same"], summary["differing"]) == (1, 0)
 
 
-def test_default_options_of_records_are_said(keyed, tmp_path):
+def test_default_options_of_records_are_said(keyed, config, tmp_path):
     said = "records of the type audit are written with the defaults of its options (actor); "
     assert said in command("put", keyed, "03" * 16, stdin=b"x").stderr
-    assert said not in command("put", "a", "04" * 16, "--config", tmp_path / "msgstore.toml", stdin=b"x").stderr
-    with msgstore.open_store(tmp_path / "plain") as store, store.client() as client:
-        client.write(A, b"x")
+    assert said not in command("put", "a", "04" * 16, *config, stdin=b"x").stderr
+    filled(tmp_path / "plain", [(A, b"x")])
     for arguments, is_said in ((["--record", "audit", "--bind", "audit=200"], True), ([], False)):
         assert (said in command("salvage", tmp_path / "plain", tmp_path / f"new{is_said}", *arguments).stderr) == is_said
 
@@ -511,10 +486,10 @@ def test_conversion_says_defaults_of_new_records(keyed, tmp_path):
     assert "from 128 to 255 of your choice. A table with byte gives its options, too: actor." in error
 
 
-def test_missing_record_type_is_one_error_of_a_store(keyed, tmp_path):
-    config = tmp_path / "msgstore.toml"
-    config.write_text(f'disabled = ["audit-record"]\n{config.read_text(encoding="utf-8")}', encoding="utf-8")
-    [found] = json_of("config", "check", "--config", config, code=2)
+def test_missing_record_type_is_one_error_of_a_store(keyed, config):
+    file = config[1]
+    file.write_text(f'disabled = ["audit-record"]\n{file.read_text(encoding="utf-8")}', encoding="utf-8")
+    [found] = json_of("config", "check", *config, code=2)
     [error] = found["errors"]
     assert "[stores.a]: no installed plugin provides the record type 'audit'" in error
 
@@ -522,8 +497,7 @@ def test_missing_record_type_is_one_error_of_a_store(keyed, tmp_path):
 def test_second_codec_of_a_directory_is_no_right_configuration(tmp_path):
     pytest.importorskip("acme_zstd_body")
     (tmp_path / "msgstore.toml").write_text('[stores.a]\npath = "a"\nbody = "raw"\n', encoding="utf-8")
-    with msgstore.open_store(tmp_path / "a", body="zstd") as store, store.client() as client:
-        client.write(A, b"body")
+    filled(tmp_path / "a", [(A, b"body")], body="zstd")
     [found] = json_of("config", "check", "--config", tmp_path / "msgstore.toml", code=2)
     assert "its bodies are stored by the codec 'zstd', and the configuration names 'raw'" in found["errors"][0]
 
@@ -541,8 +515,7 @@ def test_copy_keeps_the_types_of_records(tmp_path):
     pytest.importorskip("acme_audit_record")
     table = 'path = "a"\nrecord = "audit"\nformat = { use = "v2", records = { audit = 200 } }\n'
     (tmp_path / "msgstore.toml").write_text(f"[stores.a]\n{table}", encoding="utf-8")
-    with msgstore.open_store(tmp_path / "a") as store, store.client() as client:
-        client.write(A, b"body")
+    filled(tmp_path / "a", [(A, b"body")])
     done = command("migrate", "a", tmp_path / "b", "--to", "v2", "--config", tmp_path / "msgstore.toml")
     assert "copied records do not get record = 'audit', which is for new ones: convert writes all anew" in done.stderr
 
@@ -561,9 +534,8 @@ def test_new_store_has_records_with_options(keyed, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["letters", "../letters"])
-def test_configuration_has_options_of_its_stores_codec(letters, place, tmp_path):
+def test_configuration_has_options_of_its_stores_codec(letters, config, place, tmp_path):
     """The store is given by its name or its directory."""
-    config = ["--config", tmp_path / "msgstore.toml"]
     [row] = (row for row in json_of("messages", place, *config) if "body" in row)
     assert base64.b64decode(row["body"]) == b"secret"
     assert json_of("queues", place, *config)[0]["messages"] == 1
@@ -573,8 +545,8 @@ def test_configuration_has_options_of_its_stores_codec(letters, place, tmp_path)
     assert json_of("diff", place, letters, *config)[-1]["same"] == 1
 
 
-def test_misspelt_disabled_plugin_is_named_with_its_file(letters, tmp_path):
-    file = tmp_path / "msgstore.toml"
+def test_misspelt_disabled_plugin_is_named_with_its_file(letters, config):
+    file = config[1]
     file.write_text('disabled = ["aes-bod"]\n' + file.read_text())
     for arguments in (["get", "letters", A.hex()], ["scan", "letters"], ["plugins"]):
-        assert f"{file}: disabled: no installed" in command(*arguments, "--config", file, code=2).stderr
+        assert f"{file}: disabled: no installed" in command(*arguments, *config, code=2).stderr
