@@ -37,23 +37,10 @@ MISUSE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-_PRINTS_DAMAGE = {
-    "demo",
-    "info",
-    "salvage",
-    "map",
-    "top",
-    "verify",
-    "scrub",
-    "scan",
-    "inventory",
-    "reconcile",
-    "diff",
-}
 _NO_FAULT = (MsgStoreError, OSError, click.ClickException, click.Abort, Exit)
 """Exceptions that end a command with one line and an exit code. Any other is a fault of the command."""
 _DAMAGE_LOGGERS = ("msgstore.recovery", "msgstore.collection", "msgstore.index")
-"""Loggers muted for these commands, which print damage themselves."""
+"""Loggers muted for the commands that print damage themselves."""
 
 
 class Program(click.Group):
@@ -188,7 +175,7 @@ def main(ctx: click.Context) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may be invalid text
-    handler = _ErrorEcho(_DAMAGE_LOGGERS if ctx.invoked_subcommand in _PRINTS_DAMAGE else ())
+    handler = _ErrorEcho(_DAMAGE_LOGGERS if main.commands.get(ctx.invoked_subcommand or "") in _PRINT_DAMAGE else ())
     logging.getLogger("msgstore").addHandler(handler)
     ctx.call_on_close(lambda: logging.getLogger("msgstore").removeHandler(handler))
 
@@ -196,5 +183,6 @@ def main(ctx: click.Context) -> None:
 _MESSAGES = (detect, queues, messages, convert_, export, import_)
 _INSPECT = (scan, map_, info, verify, scrub, top, reconcile, inventory, diff)
 _CHANGE = (ls, get, put, rm, compact, migrate, salvage)
+_PRINT_DAMAGE = (*_INSPECT, salvage, demo)
 for command in (*_MESSAGES, *_INSPECT, *_CHANGE, plugins, new_plugin, config, demo):
     main.add_command(command)
