@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -71,13 +71,12 @@ def configuration(text: str) -> Decorator[Any]:
     return file("--config", "config_file", help=text, is_eager=True, callback=_disable)
 
 
-def named(option: str, default: str | None, text: str) -> Decorator[Any]:
+def named(*names: str, text: str, metavar: str = "NAME", **keys: Any) -> Decorator[Any]:
     """Return an option whose value is the name of a backend."""
-    shown = default is not None
-    return click.option(option, default=default, metavar="NAME", show_default=shown, callback=without_options, help=text)
+    return click.option(*names, metavar=metavar, callback=_without_options, help=text, show_default="default" in keys, **keys)
 
 
-def without_options(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+def _without_options(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
     """Return the value of an option that is a name. Raises BadParameter for a table."""
     if name and name.lstrip().startswith("{"):
         raise click.BadParameter(
@@ -148,15 +147,6 @@ def bundle(name: str, make: Callable[..., object], **parts: Decorator[Any]) -> D
     return decorate
 
 
-@contextlib.contextmanager
-def _bad_parameter() -> Iterator[None]:
-    """Convert ValueError to BadParameter, which names the option."""
-    try:
-        yield
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 def message_id(value: str) -> bytes:
     """Parse 32 hexadecimal digits. Raises BadParameter."""
     if re.fullmatch("[0-9A-Fa-f]{32}", value) is None:
@@ -166,8 +156,7 @@ def message_id(value: str) -> bytes:
 
 def size(value: str) -> int:
     """Parse a positive size in bytes, as in a configuration. Raises BadParameter."""
-    with _bad_parameter():
-        found = parse_size(int(value) if value.isascii() and value.isdigit() else value)
+    found = _parsed(parse_size, int(value) if value.isascii() and value.isdigit() else value)
     if not found:
         raise click.BadParameter("the size must not be 0")
     return found
@@ -178,11 +167,17 @@ def seconds(value: str) -> float:
     given: float | str = value
     with contextlib.suppress(ValueError):
         given = float(value)
-    with _bad_parameter():
-        found = parse_duration(given)
+    found = _parsed(parse_duration, given)
     if found < 0.1:
         raise click.BadParameter("at least 100ms")
     return found
+
+
+def _parsed(parse: Callable[[object], R], value: object) -> R:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def binding(value: str) -> tuple[str, int]:
@@ -234,8 +229,7 @@ class RunnerOptions:
 
         If ``auto`` had a choice, print the choice and its reason on standard error.
         """
-        given = {"master": self.master, "processes": self.processes}
-        given = {key: value for key, value in given.items() if value is not None}
+        given = {key: value for key in ("master", "processes") if (value := getattr(self, key)) is not None}
         name, reason = choose_runner(catalogue, self.engine or self.runner, size, given)
         if reason:
             output.note(f"runner {name}: {reason}")

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.filesize import pick_unit_and_suffix
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -274,12 +275,8 @@ def right(text: str, style: str = "") -> Text:
 
 def size(number: int) -> str:
     """Return bytes with a unit, for people."""
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{number:,} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    unit, suffix = pick_unit_and_suffix(number, ["B", "KiB", "MiB", "GiB", "TiB"], 1024)
+    return f"{number:,} B" if unit == 1 else f"{number / unit:.1f} {suffix}"
 
 
 def plural(number: int, noun: str) -> str:

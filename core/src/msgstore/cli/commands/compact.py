@@ -115,14 +115,7 @@ def _outcome(result: CollectionResult) -> str:
 @click.command()
 @options.changed
 @click.argument("destination", metavar="[DEST]", required=False, type=options.FILE)
-@click.option(
-    "--to",
-    "to_format",
-    metavar="FORMAT",
-    required=True,
-    callback=options.without_options,
-    help="The format of the new segments, such as v2.",
-)
+@options.named("--to", "to_format", metavar="FORMAT", required=True, text="The format of the new segments, such as v2.")
 @options.runner
 @options.as_json
 def migrate(

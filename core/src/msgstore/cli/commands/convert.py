@@ -44,11 +44,7 @@ to_runner = options.bundle(
 @to_runner
 @options.as_json
 def convert_(
-    path: Path,
-    source: message_options.SourceOptions,
-    rename: tuple[str, ...],
-    accepts: tuple[str, ...],
-    **choices: Any,
+    path: Path, source: message_options.SourceOptions, rename: tuple[str, ...], accepts: tuple[str, ...], **choices: Any
 ) -> None:
     """Copy the messages in SRC to DEST, each queue in its order. SRC is only read.
 
@@ -114,9 +110,9 @@ def export(columns: str | None, body: str | None, **choices: Any) -> None:
 @click.command("import", deprecated="Use convert --sink store.")
 @message_options.source_path
 @click.argument("destination", metavar="DEST")
-@options.named("--index", "ets", "Index of the new store.")
-@options.named("--format", "v2", "Format of the new store.")
-@options.named("--record", "message", "Record type of the new store.")
+@options.named("--index", default="ets", text="Index of the new store.")
+@options.named("--format", default="v2", text="Format of the new store.")
+@options.named("--record", default="message", text="Record type of the new store.")
 @options.bindings("--bind", "The type byte of a record type.")
 @click.option("--ignore-others", is_flag=True, help="Omit columns and members that a message does not have.")
 @click.option("--body", default="raw", metavar="NAME", help="Codec of the new store: its name, or a table.")

@@ -47,14 +47,12 @@ def detect(path: Path, config_file: Path | None, out: output.Output) -> None:  #
         {"kind": "candidate", "source": name, "likelihood": one.likelihood, "evidence": one.evidence}
         for name, one in find_sources(worker_catalogue(), path)
     ]
-    out.emit(*found)
-    if found:
-        out.rows(str(path), output.columns("source likelihood evidence"), found)
-        out.print()
-        out.print(f"next: msgstore queues {path}", "dim")
-    else:
+    if not found:
         out.print(not_recognised(worker_catalogue(), path), "yellow")
         click.get_current_context().exit(1)
+    out.rows(str(path), output.columns("source likelihood evidence"), found, as_json=dict)
+    out.print()
+    out.print(f"next: msgstore queues {path}", "dim")
 
 
 @click.command()

@@ -22,9 +22,9 @@ _MAX_IGNORED = 20
 @click.command()
 @options.sources
 @options.destination
-@options.named("--index", "ets", "Index of the new store.")
-@options.named("--format", "v2", "Format of the new store.")
-@options.named("--record", None, "Record type that all records are encoded as. Default: their own type.")
+@options.named("--index", default="ets", text="Index of the new store.")
+@options.named("--format", default="v2", text="Format of the new store.")
+@options.named("--record", text="Record type that all records are encoded as. Default: their own type.")
 @options.bindings("--bind", "The type byte of the record type of --record.", "bind")
 @options.body("Body codec of the new store. Every body must be valid for it.")
 @options.bindings("--source-record", "A record type of the sources that their directories do not remember.")
