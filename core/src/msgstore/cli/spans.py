@@ -82,7 +82,8 @@ class Span(NamedTuple):
     size: int
     kind: str
     msg_id: bytes = b""
-    type_byte: int = 0
+    type_name: str = ""
+    """Record type of a typed format, with its byte."""
     references: int = 0
     """Reference count of a live record."""
     why: str = ""
@@ -96,8 +97,12 @@ def spans(report: SegmentReport, live: LiveReferences | None) -> Iterator[Span]:
     header = [Span(0, len(report.format.format.header), "header")] if scan.header == "ok" else []
     damaged = (Span(s.offset, s.size, "torn" if s.reason == "torn" else "damaged", why=s.reason) for s in damaged_spans(report))
     holes = (Span(offset, size, "hole") for offset, size in zip(scan.hole_offsets, scan.hole_sizes, strict=True))
-    records = _records(scan.records, references, "record", "")
-    copies = _records(scan.duplicates, references, "dead", "a later copy of a record above")
+    types: dict[int, str] = {}
+    if report.format.typed:
+        names, bytes_found = report.format.type_names, {*scan.records.types, *scan.duplicates.types}
+        types = {byte: f"{names[byte]} (type {byte})" if byte in names else f"type {byte}" for byte in bytes_found}
+    records = _records(scan.records, references, types, "record", "")
+    copies = _records(scan.duplicates, references, types, "dead", "a later copy of a record above")
     at = 0
     for span in heapq.merge(header, sorted(damaged), holes, records, copies):
         if span.offset > at:
@@ -111,11 +116,14 @@ def spans(report: SegmentReport, live: LiveReferences | None) -> Iterator[Span]:
         yield Span(at, report.size - at, "other")
 
 
-def _records(columns: Columns, references: Mapping[int, int] | None, unknown: str, why: str) -> Iterator[Span]:
+def _records(
+    columns: Columns, references: Mapping[int, int] | None, types: Mapping[int, str], unknown: str, why: str
+) -> Iterator[Span]:
     """Yield the spans of records. ``unknown``: kind of a record without an index."""
     for msg_id, offset, size, type_byte in columns.rows():
         kind = unknown if references is None else "live" if offset in references else "dead"
-        yield Span(offset, size, kind, msg_id, type_byte, (references or {}).get(offset, 0), "" if kind == "live" else why)
+        type_name, count = types.get(type_byte, ""), (references or {}).get(offset, 0)
+        yield Span(offset, size, kind, msg_id, type_name, count, "" if kind == "live" else why)
 
 
 # -- data of the page ---------------------------------------------------------------------------------------------------------
@@ -160,7 +168,7 @@ def merge_short(pieces: Iterable[Piece], grain: int) -> list[Piece]:
 
 
 class PageData:
-    """Collects scan results segment by segment. Keeps no more spans than a page can show."""
+    """Collects the objects of the page segment by segment. Keeps no more spans than a page can show."""
 
     def __init__(self, catalogue: Catalogue, all_bytes: int, limit: int = MAX_SPANS) -> None:
         """``all_bytes``: total size of all segments that will be added. They decide the resolution, the same for all segments,
@@ -170,11 +178,15 @@ class PageData:
         self._coarse = max(1, -(-3 * all_bytes // limit))
         self._grain = 0
         """Bytes below which neighbours are merged; 0 while none are."""
-        self._added: list[_Added] = []
+        self._stores: dict[Path, dict[str, Any]] = {}
+        """Object of each directory. Its segments have pieces in place of their rows."""
+        self._segments: dict[Path, list[Segment]] = {}
+        """Segments of each directory, for the policies."""
 
     def add(self, report: SegmentReport, live: LiveReferences | None) -> None:
-        """Add one segment. Segments of one directory must be added one after another."""
-        quarantined = (live is not None and report.path.name in live.quarantined) or is_quarantined(report)
+        """Add one segment. Segments of one directory must be added in number order."""
+        directory, name = report.path.parent, report.path.name
+        quarantined = (live is not None and name in live.quarantined) or is_quarantined(report)
         pieces: list[Piece] = list(spans(report, live))
         found = totals(pieces)
         used = [found.get(kind, (0, 0)) for kind in ("live", "record")]
@@ -189,78 +201,52 @@ class PageData:
             quarantined=quarantined,
             torn=report.scan.end.state == "torn",
         )
-        damaged = sorted((s.offset, s.size, s.reason) for s in damaged_spans(report) if s.size)
-        self._added.append(_Added(segment, pieces, found, [(report.path.name, *span) for span in damaged], live is not None))
-        if not self._grain and sum(len(one.pieces) for one in self._added) > self._limit:
-            self._grain = self._coarse
-            for one in self._added[:-1]:
-                one.pieces = merge_short(one.pieces, self._grain)
-        if self._grain:
-            self._added[-1].pieces = merge_short(pieces, self._grain)
+        self._segments.setdefault(directory, []).append(segment)
+        empty = {"path": str(directory), "live_known": live is not None, "segments": [], "damage": []}
+        store = self._stores.setdefault(directory, empty)
+        store["damage"] += sorted((name, span.offset, span.size, span.reason) for span in damaged_spans(report) if span.size)
+        shown = {kind: found[kind] for kind in KINDS if kind in found}
+        row: dict[str, Any] = {"file": name, "size": report.size, "quarantined": quarantined, "totals": shown, "pieces": pieces}
+        store["segments"].append(row)
+        changed = [row]
+        if not self._grain:
+            changed = [one for store in self._stores.values() for one in store["segments"]]
+            if sum(len(one["pieces"]) for one in changed) > self._limit:
+                self._grain = self._coarse
+        for one in changed if self._grain else ():
+            one["pieces"] = merge_short(one["pieces"], self._grain)
 
     def as_json(self, now: float) -> dict[str, Any]:
         """Return the data of the page. ``now``: time for the policies, in seconds since the epoch."""
-        by_directory = groupby(self._added, key=lambda one: one.segment.path.parent)
         return {
             "made": datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "version": msgstore.__version__,
             "kinds": {kind: meaning for kind, (meaning, *_) in KINDS.items()},
             "grain": self._grain,
-            "stores": [self._store(directory, list(group), now) for directory, group in by_directory],
+            "stores": [self._store(directory, store, now) for directory, store in self._stores.items()],
         }
 
-    def _store(self, directory: Path, added: list[_Added], now: float) -> dict[str, Any]:
-        damaged = [span for one in added for span in one.damaged]
-        store = {
-            "path": str(directory),
-            "live_known": added[0].is_live_known,
-            "segments": [one.as_json() for one in added],
-            "damage": damaged[:MAX_LISTED_SPANS],
-            "damage_count": len(damaged),
-            "unasked": "",
-            "plans": [],
-        }
+    def _store(self, directory: Path, store: Mapping[str, Any], now: float) -> dict[str, Any]:
+        segments = [one | {"pieces": [_as_row(piece) for piece in one["pieces"]]} for one in store["segments"]]
+        damage = {"damage": store["damage"][:MAX_LISTED_SPANS], "damage_count": len(store["damage"])}
+        shown = {**store, "segments": segments, **damage, "unasked": "", "plans": []}
         try:
-            segments = [one.segment for one in added]
-            policy_input = make_policy_input(directory, self._catalogue, FormatSet(self._catalogue), segments)
+            formats = FormatSet(self._catalogue)
+            policy_input = make_policy_input(directory, self._catalogue, formats, self._segments[directory])
         except MsgStoreError as error:
-            return store | {"unasked": str(error)}
+            return shown | {"unasked": str(error)}
         plans = [attrs.asdict(plan) for plan in forecast(self._catalogue, policy_input, now)]
-        return store | {"plans": plans, "size_limit": policy_input.size_limit, "not_shown": policy_input.not_shown}
+        return shown | {"plans": plans, "size_limit": policy_input.size_limit, "not_shown": policy_input.not_shown}
 
 
-@attrs.define
-class _Added:
-    """One segment of the page."""
-
-    segment: Segment
-    pieces: list[Piece]
-    totals: dict[str, tuple[int, int]]
-    damaged: list[tuple[str, int, int, str]]
-    """File, offset, size and reason of each damaged span."""
-    is_live_known: bool
-
-    def as_json(self) -> dict[str, Any]:
-        form = self.segment.form
-        return {
-            "file": self.segment.path.name,
-            "size": self.segment.size,
-            "quarantined": self.segment.quarantined,
-            "totals": {kind: self.totals[kind] for kind in KINDS if kind in self.totals},
-            "pieces": [_as_row(piece, form.type_names if form.typed else None) for piece in self.pieces],
-        }
-
-
-def _as_row(piece: Piece, names: Mapping[int, str] | None) -> list[Any]:
+def _as_row(piece: Piece) -> list[Any]:
     """Return [size, kind, why, id, type, references] of a span, without empty members at the end, or [size, number and bytes of
-    each kind]. ``names``: record types of a typed format."""
+    each kind]."""
     if isinstance(piece, Merged):
         return list(piece)
     row = [piece.size, piece.kind, piece.why]
     if piece.msg_id:
-        name = names.get(piece.type_byte) if names is not None else None
-        type_name = "" if names is None else f"{name} (type {piece.type_byte})" if name else f"type {piece.type_byte}"
-        row += [piece.msg_id.hex(), type_name, piece.references]
+        row += [piece.msg_id.hex(), piece.type_name, piece.references]
     while not row[-1]:
         row.pop()
     return row
