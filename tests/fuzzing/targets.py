@@ -17,7 +17,7 @@ import attrs
 from fuzzing import corpus, messages, rabbitmq
 from fuzzing.mutations import Member
 from msgstore.cli.commands.verify import ScrubState, parse_state
-from msgstore.contract import RESCUED_KEY, Columns, ConfigError, NoOptions, RecordError, SegmentFormat, SegmentScan, StoreError
+from msgstore.contract import RESCUED_KEY, Columns, ConfigError, NoOptions, RecordError, SegmentFormat, SegmentScan
 from msgstore.directory import Settings, _settings, parse_settings
 from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hints as hint_files
@@ -274,6 +274,6 @@ TARGETS = {
         FuzzTarget("rabbitmq-index-v1", 6, rabbitmq.indexes_v1, rabbitmq.read_v1, rabbitmq.indexed_v1),
         FuzzTarget("rabbitmq-index-v2", 6, rabbitmq.indexes_v2, rabbitmq.read_v2, rabbitmq.indexed_v2),
         FuzzTarget("rabbitmq-tables", 6, rabbitmq.tables, rabbitmq.read_all, rabbitmq.listed),
-        FuzzTarget("json-line", 8, messages.lines, partial(parse_line, where=str), messages.encoded, (StoreError,)),
+        FuzzTarget("json-line", 8, messages.lines, parse_line, messages.encoded, (ValueError,)),
     )
 }

@@ -16,7 +16,6 @@ from msgstore.contract import (
     Buffer,
     Candidate,
     MessageBatch,
-    MsgStoreError,
     QueueInfo,
     QueueName,
     SinkContext,
@@ -109,7 +108,7 @@ class JsonLinesSource:
         self._queues = None
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
-        return parse_line(line, lambda: "", ignore_others=self._context.options.ignore_others)
+        return parse_line(line, ignore_others=self._context.options.ignore_others)
 
     def _content(self, number: int) -> Buffer:
         if self._current[0] != number:
@@ -132,10 +131,9 @@ class JsonLinesSource:
             return
         try:
             name = queue_of(self._parsed(line))
-        except MsgStoreError as error:
-            self._damage.append(
-                SourceDamage(file=file, offset=begin, size=end - begin, reason=str(error).lstrip(": "), messages=1)
-            )
+        except ValueError as error:
+            reason = f"is not a message: {error}"
+            self._damage.append(SourceDamage(file=file, offset=begin, size=end - begin, reason=reason, messages=1))
             return
         assert self._queues is not None
         queue = self._queues.setdefault(name, _Queue())

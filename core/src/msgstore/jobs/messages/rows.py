@@ -9,10 +9,10 @@ import math
 import os
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from msgstore.contract import STATES, MessageBatch, QueueInfo, QueueName, SourceDamage, StoreError, json_value
+from msgstore.contract import STATES, MessageBatch, QueueInfo, QueueName, SourceDamage, json_value
 from msgstore.contract.messages import CERTAIN, CERTAINTIES
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -249,19 +249,16 @@ def references_of(batch: MessageBatch, row: int) -> int:
     return found
 
 
-def parse_line(line: bytes, where: Callable[[], str], *, ignore_others: bool = False) -> dict[str, Any]:
-    """Return one line of JSON as a checked object. The body may be given as ``text``. Raises StoreError, with ``where()``."""
-    try:
-        row = parse_json(line.decode("utf-8-sig"))
-        if isinstance(row, dict) and "text" in row and "body" not in row:
-            if not isinstance(text := row.pop("text"), str):
-                raise ValueError(f"its 'text' is {text!r:.40}")
-            row["body"] = text.encode()
-        if isinstance(row, dict) and ignore_others:
-            row = {member: value for member, value in row.items() if member in MEMBER_TYPES}
-        return checked_row(row)
-    except ValueError as error:
-        raise StoreError(f"{where()}: is not a message: {error}") from None
+def parse_line(line: bytes, *, ignore_others: bool = False) -> dict[str, Any]:
+    """Return one line of JSON as a checked object. The body may be given as ``text``. Raises ValueError."""
+    row = parse_json(line.decode("utf-8-sig"))
+    if isinstance(row, dict) and "text" in row and "body" not in row:
+        if not isinstance(text := row.pop("text"), str):
+            raise ValueError(f"its 'text' is {text!r:.40}")
+        row["body"] = text.encode()
+    if isinstance(row, dict) and ignore_others:
+        row = {member: value for member, value in row.items() if member in MEMBER_TYPES}
+    return checked_row(row)
 
 
 def printable_name(name: str) -> str:
