@@ -29,14 +29,8 @@ def find_offline(
     for store in sorted({item.store for item in found.inputs}):
         check_no_writer(Path(store))
     if destination is not None:
-        check_destination(destination, [*_directories_of(sources, found), *also_read])
+        paths = [*sources, *matched_by(sources)]
+        of_named_files = {path.parent for path in paths if path.is_file()}
+        stores = {Path(item.store) for item in found.inputs} - of_named_files
+        check_destination(destination, [*paths, *sorted(stores), *also_read])
     return found
-
-
-def _directories_of(paths: Iterable[str | Path], found: JobInputs) -> list[Path]:
-    """Return the given paths, matches of patterns, and directories of segments, except of one that was named itself."""
-    given = [Path(path) for path in paths]
-    matched = matched_by(given)
-    named = {path.parent for path in [*given, *matched] if path.is_file()}
-    stores = {Path(item.store) for item in found.inputs} - named
-    return [*given, *matched, *sorted(stores)]
