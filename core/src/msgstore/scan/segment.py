@@ -55,7 +55,7 @@ class SegmentReport:
     @property
     def is_damaged(self) -> bool:
         """True for torn and corrupt ends, bad headers and failed checks. Duplicates alone are no damage."""
-        return self.scan.end.state != "clean" or self.scan.header not in (None, "ok") or bool(self.scan.damage)
+        return bool(damaged_spans(self))
 
     def count_types(self) -> dict[str, int]:
         """Return record type name to number of records. Empty if records have no types."""
@@ -106,10 +106,11 @@ def scan_file(
             scan = with_conflicts(path, form, data, form.scan(data, check_body=check_body))
         except BrokenPlugin as error:
             raise BrokenPlugin(f"{path}: {error}") from error.__cause__
-        try:
-            values = values_at(form, data, scan.records, scan.duplicates) if fields else {}
-        except BrokenPlugin as error:
-            raise BrokenPlugin(f"{path} {error}") from error
+        values: dict[int, Values | None] = {}
+        for columns in (scan.records, scan.duplicates) if fields else ():
+            for _, offset, size, byte in columns.rows():
+                if (bound := form.with_fields.get(byte)) is not None:
+                    values[offset] = _values_at(path, offset, form, bound, data[offset : offset + size])
         return SegmentReport(path, form, len(data), scan, values)
 
 
@@ -220,19 +221,12 @@ def check_values(fields: Sequence[RecordField], values: object) -> Values:
     return values
 
 
-def values_at(form: OpenFormat, data: Buffer, *columns: Columns) -> dict[int, Values | None]:
-    """Return offset to fields, for each record in ``columns`` whose type has fields. A BrokenPlugin error names the offset; the
-    caller adds the file."""
-    values = {}
-    for found in columns if form.with_fields else ():
-        for _, offset, size, type_byte in found.rows():
-            bound = form.with_fields.get(type_byte)
-            if bound is not None:
-                try:
-                    values[offset] = values_of(form, bound, data[offset : offset + size])
-                except BrokenPlugin as error:
-                    raise BrokenPlugin(f"at offset {offset}: {error}") from error
-    return values
+def _values_at(path: Path, offset: int, form: OpenFormat, bound: BoundRecord, record: bytes) -> Values | None:
+    """Return the fields as :func:`values_of` does. A BrokenPlugin error names the place of the record."""
+    try:
+        return values_of(form, bound, record)
+    except BrokenPlugin as error:
+        raise BrokenPlugin(f"{path} at offset {offset}: {error}") from error
 
 
 def is_sound_by_default(formats: FormatSet, name: str, msg_id: bytes, record: bytes) -> bool:
@@ -258,10 +252,7 @@ def describe(record: WholeRecord) -> Described:
         return Described(None)
     type_byte = scan.records.types[0]
     bound = form.with_fields.get(type_byte)
-    try:
-        values = values_of(form, bound, record.data) if bound else None
-    except BrokenPlugin as error:
-        raise BrokenPlugin(f"{record.path} at offset {record.offset}: {error}") from error
+    values = _values_at(record.path, record.offset, form, bound, record.data) if bound else None
     return Described(form.type_names.get(type_byte), bound, values)
 
 
