@@ -312,14 +312,15 @@ class _Search:
         self.damage[_real(damaged)] = SpanReport(str(damaged), 0, size, SETTINGS_DAMAGED)
         if isinstance(error, DamagedSettings) and error.copy is not None:
             return error.copy
-        types = self._record_types()
+        types = self.catalogue.descriptors(RecordTypeDescriptor)
         return Settings(records={found.name: found.assigned_byte for found in types if found.assigned_byte is not None})
 
     def _inputs(self, rank: int, store: str, sizes: Mapping[str, int], settings: Settings) -> Iterator[SegmentInput]:
         """Yield the segments of a store. Each has the bindings of its format; a record type without a provider is an error."""
         given = self.records.values()
         bindings = {record: byte for record, byte in settings.records.items() if byte not in given} | dict(self.records)
-        formats = {record: {found.format for found in self._record_types() if found.name == record} for record in bindings}
+        types = self.catalogue.descriptors(RecordTypeDescriptor)
+        formats = {record: {found.format for found in types if found.name == record} for record in bindings}
         distributions = tuple(sorted(settings.distributions.items()))
         directory = str(Path(store, "x"))[:-1]
         for number, name in enumerate(sorted(sizes, key=age_of, reverse=True), rank):
@@ -330,10 +331,6 @@ class _Search:
                 if not formats[record] or form in formats[record]  # not those that only other formats have
             )
             yield SegmentInput(number, store, f"{directory}{name}", form, sizes[name], records, distributions)
-
-    def _record_types(self) -> list[RecordTypeDescriptor]:
-        found = (one.descriptor for one in self.catalogue.registrations)
-        return [descriptor for descriptor in found if isinstance(descriptor, RecordTypeDescriptor)]
 
 
 def _real(path: Path) -> Path:
