@@ -19,10 +19,9 @@ import attrs
 from msgstore.config import Config
 from msgstore.contract import BodyCodec, Buffer, CheckBody, ConfigError, PluginError
 from msgstore.contract.formats import split_ids
-from msgstore.jobs.inputs import JobInputs, SegmentInput
+from msgstore.jobs.inputs import JobInputs, SegmentInput, find_inputs
 from msgstore.jobs.reading.segment_check import IntactRecords, intact_records, read_intact
 from msgstore.jobs.reports import Findings, NotRead
-from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import ProgressMeter, Run, Task, group_into_tasks, map_segments
 from msgstore.jobs.workers import body_check, body_codec, worker_catalogue
 from msgstore.option_values import Backend
@@ -72,7 +71,7 @@ def plan_diff(
 
     Raises StoreError (no segments), StoreLocked, ConfigError (also for a codec without the options that it needs), PluginError.
     """
-    found_a, found_b = (find_offline(catalogue, [path], records) for path in (a, b))
+    found_a, found_b = (find_inputs(catalogue, [path], records=records, offline=True) for path in (a, b))
     body_check(body)
     body_a = body_b = body
     if body is None and _remember_different_codecs(found_a, found_b):

@@ -18,11 +18,12 @@ from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.open.startup import READ_BY_ANOTHER
 from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.detection import reads_messages
-from msgstore.jobs.paths import is_glob, matches, unreadable_directories
+from msgstore.jobs.paths import is_glob, matched_by, matches, unreadable_directories
 from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, NotRead, SpanReport, find_not_read
 from msgstore.jobs.workers import disabled_plugins, worker_catalogue
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
+from msgstore.writer_lock import check_no_writer
 
 log = logging.getLogger("msgstore.bulk")
 
@@ -80,6 +81,12 @@ class JobInputs:
         """Bytes of the segments."""
         return sum(item.size for item in self.inputs)
 
+    def paths(self, sources: Iterable[Path]) -> list[Path]:
+        """Return ``sources``, what their globs match, and the directories of segments, except of a file named by itself."""
+        paths = [*sources, *matched_by(sources)]
+        of_files = {path.parent for path in paths if path.is_file()}
+        return [*paths, *sorted({Path(item.store) for item in self.inputs} - of_files)]
+
     def bound_types(self) -> set[str]:
         """Return the names of the record types that the directories bind."""
         return {name for item in self.inputs for name, _ in item.records}
@@ -105,7 +112,9 @@ class SegmentJob:
         return self.found.size
 
 
-def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: Mapping[str, int] | None = None) -> JobInputs:
+def find_inputs(
+    catalogue: Catalogue, paths: Iterable[str | Path], *, records: Mapping[str, int] | None = None, offline: bool = False
+) -> JobInputs:
     """Return the segments of ``paths``. Each is a segment, a directory of segments, a tree of such directories, or a glob.
 
     Ranks: stores in the order given, those of a tree or a glob by name; in a store the highest number first, and files without
@@ -114,14 +123,17 @@ def find_inputs(catalogue: Catalogue, paths: Iterable[str | Path], *, records: M
     tree, and stands for all stores below it, nested or hidden; symbolic links to directories are not followed. A glob matches
     hidden names. ``records`` are bound in addition to the remembered bindings of each directory, and override them.
 
-    An unreadable name or directory in a directory, a tree or a glob is damage, and the others are read. The stores may be open
-    for writing. Raises StoreError for a path without segments, and PluginError for segments with a record type that no plugin
-    provides.
+    An unreadable name or directory in a directory, a tree or a glob is damage, and the others are read. Raises StoreError for a
+    path without segments, PluginError for segments with a record type that no plugin provides, and with ``offline`` StoreLocked
+    for a store that is open for writing.
     """
     search = _Search(catalogue, dict(records or {}), FormatSet(catalogue))
     for path in paths:
         search.add(str(path))
-    return search.found()
+    found = search.found()
+    for store in sorted({item.store for item in found.inputs}) if offline else ():
+        check_no_writer(Path(store))
+    return found
 
 
 def open_input(found: SegmentInput) -> OpenFormat:
@@ -218,34 +230,27 @@ class _Search:
             names & {SETTINGS, SETTINGS_COPY, CLEAN} or any(map(self._is_segment, names)) or self._unread(directory, names)
         ):
             return False
-        self._sizes(directory)
-        self._add_files(directory, files)
+        self._add_files(directory, files, is_store=True)
         return True
 
-    def _add_files(self, directory: Path, files: Mapping[str, int | OSError]) -> bool:
+    def _add_files(self, directory: Path, files: Mapping[str, int | OSError], *, is_store: bool = False) -> bool:
         """Add segments, damage and ignored files, by name with their sizes or errors. Return True if there is a segment, or
         damage that has its name."""
         unread, found = self._unread(directory, files), False
-        sizes: dict[str, int] | None = None
-        for name in sorted(files, key=age_of, reverse=True):
+        sizes = {name: size for name, size in files.items() if isinstance(size, int) and self._is_segment(name)}
+        if sizes or is_store:
+            self.stores.setdefault(directory.resolve(), (str(directory), {}))[1].update(sizes)
+        for name in sorted(files.keys() - sizes.keys(), key=age_of, reverse=True):
             size = files[name]
             if name in unread:
                 self.missing.setdefault(str(unread[name]), directory / name)
                 unreadable = OSError(errno.ENOTSUP, f"{_UNREAD} *{_split(name)[1]}")
                 self._refuse(directory / name, unreadable, size if isinstance(size, int) else 0)
-            elif self._is_segment(name):
-                if isinstance(size, int):
-                    sizes = self._sizes(directory) if sizes is None else sizes
-                    sizes.setdefault(name, size)
-                else:
-                    found |= self._refuse(directory / name, size)
+            elif isinstance(size, OSError) and self._is_segment(name):
+                found |= self._refuse(directory / name, size)
             elif not _is_own(name, files) and (isinstance(size, int) or size.errno != errno.EISDIR):
                 self.ignored.add(str(directory / name))
-        return found or sizes is not None
-
-    def _sizes(self, directory: Path) -> dict[str, int]:
-        """Return the sizes of the segments of a store by name."""
-        return self.stores.setdefault(directory.resolve(), (str(directory), {}))[1]
+        return found or bool(sizes)
 
     def _refuse(self, path: Path, error: OSError, size: int = 0) -> bool:
         """Report an unreadable path as damage, once. Return False if it does not exist any more. ``size``: bytes, if known."""

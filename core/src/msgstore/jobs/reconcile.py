@@ -14,10 +14,10 @@ import attrs
 
 from msgstore.contract import Damage
 from msgstore.jobs.counts import find_splits
-from msgstore.jobs.inputs import SegmentInput, SegmentJob
+from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs
+from msgstore.jobs.output.staging_directory import check_destination
 from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reports import Findings
-from msgstore.jobs.sources import find_offline
 from msgstore.jobs.workers import check_pyarrow
 from msgstore.plugins.catalogue import Catalogue
 
@@ -64,7 +64,9 @@ def plan_reconcile(
     Raises StoreError (no segments, ``to`` in use), StoreLocked, ConfigError (no pyarrow; no file of changes), PluginError.
     """
     check_pyarrow("reconcile is done")
-    found = find_offline(catalogue, sources, records, destination=to, also_read=deltas)
+    found = find_inputs(catalogue, sources, records=records, offline=True)
+    if to is not None:
+        check_destination(to, [*found.paths(sources), *deltas])
     splits = tuple(find_splits(deltas))
     return ReconcileJob(tuple(map(str, sources)), found, tuple(map(str, deltas)), splits, None if to is None else str(to))
 

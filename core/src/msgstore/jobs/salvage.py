@@ -22,14 +22,13 @@ import attrs
 from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.files import Files, stat_regular_file
 from msgstore.jobs.counts import named_counts, sums_of
-from msgstore.jobs.inputs import NO_FORMAT, JobInputs, SegmentInput, SegmentJob, open_input
+from msgstore.jobs.inputs import NO_FORMAT, JobInputs, SegmentInput, SegmentJob, find_inputs, open_input
 from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec, backends_of, batches
-from msgstore.jobs.output.staging_directory import errors
+from msgstore.jobs.output.staging_directory import check_destination, errors
 from msgstore.jobs.reading.chains import INVALID_BODY
 from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
 from msgstore.jobs.reports import Findings, sums
-from msgstore.jobs.sources import find_offline
 from msgstore.jobs.tasks import TASK_SIZE, ProgressMeter, Run, group_into_tasks, map_segments
 from msgstore.jobs.workers import body_check
 from msgstore.option_values import Backend, backend_of
@@ -100,7 +99,8 @@ def plan_salvage(
     """
     catalogue.index(index)
     catalogue.format(format)
-    found = find_offline(catalogue, sources, records, destination=destination)
+    found = find_inputs(catalogue, sources, records=records, offline=True)
+    check_destination(destination, found.paths(sources))
     bound = sorted({pair for item in found.inputs if item.format == format for pair in item.records})
     if record is not None:  # no format assigns the byte of a third party's type: it has the byte that it has there
         byte = None if record == OWN_RECORD else {**(bind or {}), **dict(bound)}.get(record)
