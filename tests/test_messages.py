@@ -23,7 +23,7 @@ import pytest
 import msgstore
 from msgstore.cli.message_options import sink_backend
 from msgstore.cli.output import progress
-from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError
+from msgstore.contract import ConfigError, MessageBatch, QueueName, StoreError, StoreIOError
 from msgstore.jobs.detection import detect
 from msgstore.jobs.messages import conversion_plan, parallel
 from msgstore.jobs.messages import convert as converting
@@ -33,6 +33,7 @@ from msgstore.jobs.messages.convert import convert
 from msgstore.jobs.messages.rows import message_id, rows_of
 from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, parse_options, source_spec
+from msgstore.jobs.output.staging_directory import create_attempt
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.option_values import Backend
 from msgstore_kestrel_journal.journal import Journal, JournalOptions
@@ -426,6 +427,20 @@ def test_other_conversion_does_not_continue(often, tmp_path, monkeypatch):
 
 def full_disk(_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_disk_that_is_full_after_a_flush_keeps_it(often, tmp_path, monkeypatch):
+    """The directory of the next part of the new store cannot be created."""
+
+    def create(staging, task, files):
+        return full_disk(None) if task == 2 else create_attempt(staging, task, files)
+
+    origin = kestrel(tmp_path / "origin")
+    with monkeypatch.context() as patched:
+        patched.setattr("msgstore.jobs.output.parts.create_attempt", create)
+        with pytest.raises(StoreIOError, match="What was confirmed is kept"):
+            run(origin, tmp_path / "out", sink="store")
+    assert run(origin, tmp_path / "out", sink="store").kept
 
 
 def test_conversion_with_another_secret_does_not_continue(often, tmp_path, monkeypatch):

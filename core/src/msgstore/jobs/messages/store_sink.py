@@ -161,10 +161,8 @@ class StoreSink:
             self._context.check_kept([(to if to.exists() else segment, size)])
 
     def _next_part(self) -> PartWriter:
-        try:
+        with _os_errors():
             return PartWriter(self._target, str(self._work), self._parts)
-        except OSError as error:
-            raise StoreIOError(f"{self._context.target}: {error.strerror or error}") from error
 
     def _entries(self) -> Iterator[tuple[bytes, bytes, int]]:
         """Yield id, hash and references of each message."""
