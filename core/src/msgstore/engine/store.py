@@ -89,7 +89,6 @@ class Store:
             error = StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
             lifecycle.refuse(error)
         accounting.request_gc = self._collector.request
-        self._writer.batches.on_roll = self._collector.check_backlog
         self._writer.wait_for_backlog = self._collector.wait_for_backlog
         forking.watch(self)
 

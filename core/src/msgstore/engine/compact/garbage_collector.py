@@ -313,15 +313,11 @@ class GarbageCollector:
             self.thread.join()
 
     def request(self) -> None:
-        """Start a collection soon."""
-        if not self._requests.qsize():
-            self._requests.put(None)
-
-    def check_backlog(self) -> None:
-        """Let writers wait if there is too much garbage. Called for each new segment."""
+        """Start a collection soon, and let writers wait for it if there is too much garbage. Takes no lock."""
         if self.thread.is_alive() and self._excess() is not None:
             self.is_behind = True
-            self.request()
+        if not self._requests.qsize():
+            self._requests.put(None)
 
     def wait_for_backlog(self) -> None:
         """Block until garbage is below the limit or none can be collected. Caller does not hold the flush lock."""
@@ -357,6 +353,5 @@ class GarbageCollector:
 
     def _excess(self) -> int | None:
         """Return the bytes of all segments if writers have to wait, else None."""
-        with self._accounting.state_lock:
-            size, live = self._accounting.total_bytes()
+        size, live = self._accounting.total_bytes()
         return size if size > 2 * live + SPARE_SEGMENTS * self._context.size_limit else None

@@ -242,7 +242,7 @@ class LiveAccounting:
             self.forget_revivable(segment)
 
     def total_bytes(self) -> tuple[int, int]:
-        """Return (bytes of all segments, bytes of live records)."""
+        """Return (bytes of all segments, bytes of live records). Needs no lock."""
         segments = list(self.segments.by_number.values())  # one step: the holder of the flush lock may add one
         return sum([s.size for s in segments]), sum([s.live_bytes for s in segments])
 

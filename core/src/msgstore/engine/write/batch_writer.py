@@ -7,7 +7,7 @@ and readers go on in between, and their changes are seen when the batch is enter
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
 from operator import add
@@ -31,8 +31,6 @@ class BatchWriter:
         self._index, self._segments = accounting.index, accounting.segments
         self.seen_large = False
         """Set before the first large body is buffered: from then on batches are searched for large bodies."""
-        self.on_roll: Callable[[], object] = lambda: None
-        """Set by the store: a new segment was started."""
 
     def write(self, ids: Sequence[bytes], max_bytes: int) -> tuple[int, list[bytes]]:
         """Write messages from the first id on, until about ``max_bytes`` are written. Raises StoreIOError: what was not entered
@@ -211,7 +209,6 @@ class BatchWriter:
                 self._accounting.mark_dirty(segment)
             raise
         self._accounting.mark_dirty(segment)
-        self.on_roll()
         return segment
 
     def seal(self, *, appendable: bool = True) -> None:
