@@ -54,7 +54,7 @@ segment-is-collected-twice-in-one-plan: A plan that names a segment twice is car
   = taken.update(numbers_of(action)) => pass
 @ msgstore.engine.segment.segment
 zeros-are-not-synced: With erase = true removed bodies are still on the disk after a power loss.
-  overwrite  tests/test_erasing.py::test_zeros_are_synced_before_unlink
+  remove_file  tests/test_erasing.py::test_zeros_are_synced_before_unlink
   = files.sync(fd) => pass
 @ msgstore.engine.state.accounting
 failed-index-keeps-a-part: What an index has entered before it raised is written again with one reference more.

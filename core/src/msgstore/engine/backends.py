@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 
@@ -123,14 +123,10 @@ class _Unconfigured:
 
     error: str
 
-    def encode(self, msg_id: bytes, body: bytes) -> bytes:
+    def encode(self, *_: bytes) -> NoReturn:
         raise ConfigError(self.error)
 
-    def decode(self, msg_id: bytes, stored: bytes) -> bytes:
-        raise ConfigError(self.error)
-
-    def is_valid(self, msg_id: bytes, stored: bytes) -> bool:
-        raise ConfigError(self.error)
+    decode = is_valid = encode
 
 
 def _encoder(
@@ -194,14 +190,13 @@ def may_drop(policy: GcPolicyDescriptor) -> bool:
     return Capability.DROPS_MESSAGES in policy.capabilities
 
 
-def make_index(
-    config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool, live: bool = False
-) -> tuple[Index, bool]:
-    """Return the configured index, and True if it is persistent."""
+def make_index(config: StoreConfig, catalogue: Catalogue, files: Files, *, read_only: bool, live: bool) -> Index:
+    """Return the configured index."""
     descriptor, options = _index_options(config, catalogue)
     context = IndexContext(options, config.path, files, sync=config.durability != "os", read_only=read_only, live=live)
     with _selected(config.at("index")):
-        return catalogue.make(descriptor, context), Capability.PERSISTENT in descriptor.capabilities
+        made: Index = catalogue.make(descriptor, context)
+        return made
 
 
 def can_be_read_live(name: str, catalogue: Catalogue) -> bool:

@@ -182,7 +182,7 @@ class _Copies:
         for copy in self.segments:
             with contextlib.suppress(OSError):
                 remove_file(segments.files, _unnamed(copy.path), erase=segments.erase)
-            if copy.is_published:
+            if copy.number in segments.by_number:
                 with accounting.state_lock:
                     copy.died_since_pin = None
                     accounting.queue_deletion(copy)

@@ -22,7 +22,7 @@ from msgstore.engine.open.recovery import recover_index, sum_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, RecoveryRun, too_large
 from msgstore.engine.segment.segment import Segment, remove_leftovers
 from msgstore.engine.segment.segments import Segments, Sync
-from msgstore.engine.state.accounting import LiveAccounting, SharedBodies
+from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
 from msgstore.files import Files
 from msgstore.locations import LIMIT
@@ -110,10 +110,11 @@ def open_directory(
         config, backends, segments, remembered = _look(config, catalogue, files, read_only=read_only, lock=lock)
         segments.telemetry = telemetry
         shutdown_files = ShutdownFiles.read(files, directory)
-        index, is_persistent = make_index(config, catalogue, files, read_only=read_only, live=live)
+        index = make_index(config, catalogue, files, read_only=read_only, live=live)
         resources.callback(index.close, None)
         resources.callback(segments.close)
-        segments.hints.writes = not (read_only or is_persistent)
+        accounting = LiveAccounting(config, segments, index)
+        segments.hints.writes = not (read_only or accounting.is_persistent)
         segments.hints.find(segments)
         with of_index(config.index.name, config, catalogue, "load its entries in"):
             state = load_entries(index)
@@ -127,8 +128,6 @@ def open_directory(
         seconds = time.perf_counter() - begin
         if recovery.how != "new" and (recovery.how != "trust" or recovery.scanned):
             telemetry.note(RecoveryFinishedEvent, recovery=attrs.asdict(recovery), seconds=seconds)
-        shared = SharedBodies(config.shared_cache)
-        accounting = LiveAccounting(segments, index, shared, is_persistent=is_persistent, index_name=config.index.name)
         opened = OpenDirectory(config, backends, accounting, recovery, shutdown_files.client_refs(), resources, lock, lock_text)
         if lock is not None and remembered and remembered.index != config.index.name and not shutdown_files.foreign:
             _switch_index(opened, catalogue)
@@ -266,10 +265,9 @@ def look_beside(
     _warn_of_codec(config, remembered)
     segments = Segments(config.path, files, backends.formats)
     segments.telemetry = telemetry
-    index, is_persistent = make_index(config, catalogue, files, read_only=True, live=True)
-    shared = SharedBodies(config.shared_cache)
-    accounting = LiveAccounting(segments, index, shared, is_persistent=is_persistent, index_name=config.index.name)
+    index = make_index(config, catalogue, files, read_only=True, live=True)
     resources.callback(index.close, None)
+    accounting = LiveAccounting(config, segments, index)
     return OpenDirectory(config, backends, accounting, Recovery("live"), set(), resources, None)
 
 

@@ -54,11 +54,6 @@ class Segment:
     """Live bytes after the last collection of the segment: as long as they are the same, there is nothing to gain."""
 
     @property
-    def is_published(self) -> bool:
-        """False for copies that are not all on disk yet."""
-        return self.path.suffix != TEMP_SUFFIX
-
-    @property
     def header_bytes(self) -> int:
         return len(self.form.format.header)
 
@@ -115,19 +110,14 @@ def damaged_index(path: Path, what: str) -> StoreError:
     )
 
 
-def overwrite(files: Files, path: Path) -> None:
-    """Overwrite a file with zeros and sync it, if it exists. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError), files.closing(files.open_write(path)) as fd:
-        size, _ = files.size_and_mtime(fd)
-        for offset in range(0, size, len(_ZEROS)):
-            files.pwrite(fd, memoryview(_ZEROS)[: size - offset], offset)
-        files.sync(fd)
-
-
 def remove_file(files: Files, path: Path, *, erase: bool) -> None:
-    """Unlink a file that no opening reads; with ``erase`` overwrite it first. Raises OSError."""
+    """Unlink a file that no opening reads, if it exists; with ``erase`` overwrite it with zeros first. Raises OSError."""
     if erase:
-        overwrite(files, path)
+        with contextlib.suppress(FileNotFoundError), files.closing(files.open_write(path)) as fd:
+            size, _ = files.size_and_mtime(fd)
+            for offset in range(0, size, len(_ZEROS)):
+                files.pwrite(fd, memoryview(_ZEROS)[: size - offset], offset)
+            files.sync(fd)
     files.unlink(path)
 
 

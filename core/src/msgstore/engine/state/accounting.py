@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from msgstore.contract import BrokenPlugin, Index, ReleaseResult
+from msgstore.config import StoreConfig
+from msgstore.contract import BrokenPlugin, Capability, Index, ReleaseResult
 from msgstore.contract.events import SegmentDeletedEvent
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
@@ -86,12 +87,12 @@ class CleanMarker(Protocol):
 class LiveAccounting:
     """One instance per open store. Callers of methods that change memory hold the state lock; of the others the flush lock."""
 
-    def __init__(self, segments: Segments, index: Index, shared: SharedBodies, *, is_persistent: bool, index_name: str) -> None:
+    def __init__(self, config: StoreConfig, segments: Segments, index: Index) -> None:
         self.segments = segments
         self.index = index
-        self._index_name = index_name
-        self.shared = shared
-        self.is_persistent = is_persistent
+        self._descriptor = segments.formats.catalogue.index(config.index.name)
+        self.shared = SharedBodies(config.shared_cache)
+        self.is_persistent = Capability.PERSISTENT in self._descriptor.capabilities
         """True if the index survives a crash."""
         self.state_lock = threading.Lock()
         self.flush_lock = threading.Lock()
@@ -188,9 +189,8 @@ class LiveAccounting:
 
     def broken_index(self, method: str, error: BaseException | str) -> BrokenPlugin:
         """Return the error of a method of the index that has failed, or given a wrong result."""
-        catalogue = self.segments.formats.catalogue
         error = TypeError(error) if isinstance(error, str) else error
-        return catalogue.broken(catalogue.index(self._index_name), f"failed in {method}", error)
+        return self.segments.formats.catalogue.broken(self._descriptor, f"failed in {method}", error)
 
     def mark_dead(self, freed: Sequence[tuple[bytes, int]]) -> None:
         """Count (id, location) records that lost their last reference as dead. Also called if only references were removed."""

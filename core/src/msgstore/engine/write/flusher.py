@@ -232,8 +232,8 @@ class Flusher:
             del client.unconfirmed[: len(ids)]
             self._delivering_thread = get_ident()
             try:
-                with callbacks.running():
-                    client.on_confirm(ids)
+                callbacks.threads.add(get_ident())
+                client.on_confirm(ids)
             except BaseException as error:
                 self.callback_failures += 1
                 if not isinstance(error, Exception):  # sys.exit() or Ctrl-C: the thread that flushes decides
@@ -241,7 +241,7 @@ class Flusher:
                 log.exception("%s: on_confirm of client %r failed for %d ids", self._config.path, client.name, len(ids))
             finally:
                 self._delivering_thread = None
-                if not was_inside:  # what a signal handler raises may come before ``running`` has done it
+                if not was_inside:
                     callbacks.threads.discard(get_ident())
 
     @property
