@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from core_support import DATA, objects, run, store_of
 from msgstore import StoreError, StoreMismatch
 from msgstore.directory import SETTINGS, Settings, find_segments, read_settings, write_settings
-from msgstore.engine.open import clean_shutdown as shutdown
-from msgstore.engine.open.clean_shutdown import format_clean, parse_client_refs
+from msgstore.engine.state import clean_shutdown as shutdown
+from msgstore.engine.state.clean_shutdown import format_clean, parse_client_refs
 from msgstore.files import Files
 
 

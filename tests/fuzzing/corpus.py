@@ -20,8 +20,8 @@ from msgstore.cli.checking import DamagedSpan, Inconsistency
 from msgstore.cli.commands.verify import ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext
 from msgstore.directory import Settings, write_settings
-from msgstore.engine.open.clean_shutdown import format_clean
 from msgstore.engine.segment import hints as hint_files
+from msgstore.engine.state.clean_shutdown import format_clean
 from msgstore.files import Files
 from msgstore.locations import pack_location
 from msgstore_checksum_record.record import ChecksumRecord

@@ -19,9 +19,9 @@ from fuzzing.mutations import Member
 from msgstore.cli.commands.verify import ScrubState, parse_state
 from msgstore.contract import RESCUED_KEY, Columns, ConfigError, NoOptions, RecordError, SegmentFormat, SegmentScan
 from msgstore.directory import Settings, _settings, parse_settings
-from msgstore.engine.open.clean_shutdown import parse_client_refs
 from msgstore.engine.segment import hints as hint_files
 from msgstore.engine.state import checkpoint
+from msgstore.engine.state.clean_shutdown import parse_client_refs
 from msgstore.jobs.messages.rows import parse_line
 from msgstore.jobs.reading.chains import SegmentSpan, read_spans
 from msgstore.locations import pack_locations, unpack_location

@@ -50,7 +50,7 @@ empty-segment-survives-a-crash: A segment that was empty when the process was ki
 store-appends-after-a-torn-record: After a crash the store appends after a torn record, and no scan finds what it writes.
   can_resume  tests/test_recovery.py::test_segment_with_torn_end_takes_no_records
   = newest.appendable and newest.form.name => newest.form.name
-@ msgstore.engine.open.clean_shutdown
+@ msgstore.engine.state.clean_shutdown
 first-change-deletes-the-marker: After a kill before the first commit a start reads whole segments, and warns.
   ShutdownFiles.retire  tests/test_opening.py::test_killed_before_first_commit_scans_the_tail
   = files.replace(directory / CLEAN, directory / PENDING_CLEAN) => files.unlink(directory / CLEAN)

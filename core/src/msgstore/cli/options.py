@@ -17,8 +17,8 @@ from msgstore.config import StoreConfig, read_config
 from msgstore.contract import ConfigError, Duration, NoOptions, StoreError
 from msgstore.directory import Settings, has_settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
-from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import LiveMode, load_config, open_configured, remembered_config
+from msgstore.engine.state.clean_shutdown import CLEAN
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.counts import sums_of

@@ -19,8 +19,8 @@ from msgstore.cli import output
 from msgstore.cli.options import bare_store
 from msgstore.contract import Columns, MsgStoreError
 from msgstore.directory import has_settings
-from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.segment.segment import Segment
+from msgstore.engine.state.clean_shutdown import SAVED_COUNTS
 from msgstore.jobs.policy_forecast import forecast, make_policy_input
 from msgstore.jobs.reading.segment_check import is_quarantined
 from msgstore.plugins.catalogue import Catalogue

@@ -21,10 +21,10 @@ from msgstore.contract.events import StoreClosedEvent
 from msgstore.engine.client import Client, OnConfirm, check_id
 from msgstore.engine.compact.garbage_collector import GarbageCollector
 from msgstore.engine.compact.gc_context import CollectionResult
-from msgstore.engine.open.clean_shutdown import publish_clean, save_clean
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.reader import Reader
 from msgstore.engine.segment.segment import io_errors
+from msgstore.engine.state.clean_shutdown import publish_clean
 from msgstore.engine.state.lifecycle import Lifecycle, warn_of_unconfirmed
 from msgstore.engine.stats import StoredMessage, StoreStats, sums_of
 from msgstore.engine.write.writer import Writer
@@ -234,7 +234,7 @@ class Store:
                     is_saved = how == "closed" and self.mode == "rw" and self._save()
                     try:
                         if is_saved:
-                            publish_clean(self._accounting)
+                            publish_clean(self._segments)
                     finally:
                         self._release(how)
         finally:
@@ -249,7 +249,7 @@ class Store:
             self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is being closed"), is_closing=True)
             self._flusher.deliver_confirms(self._flusher.write_out(last=True))
             self._collector.erase()
-            return save_clean(self._accounting, self._opened.client_refs)
+            return self._accounting.save_clean(self._opened.client_refs)
         except Exception:
             self._lifecycle.refuse(None)
             self._collector.is_stopping = False

@@ -14,8 +14,8 @@ import attrs
 
 from msgstore.contract import PluginError, RecordTypeDescriptor, StoreError
 from msgstore.directory import SETTINGS, SETTINGS_COPY, DamagedSettings, Settings, read_settings, unread_segments
-from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.open.startup import READ_BY_ANOTHER
+from msgstore.engine.state.clean_shutdown import CLEAN
 from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.detection import reads_messages
 from msgstore.jobs.paths import is_glob, matched_by, matches, unreadable_directories

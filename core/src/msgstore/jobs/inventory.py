@@ -18,9 +18,9 @@ import attrs
 
 from msgstore.contract import Capability, Columns, MsgStoreError, SegmentStats
 from msgstore.directory import has_settings
-from msgstore.engine.open.clean_shutdown import CLEAN
 from msgstore.engine.opening import open_configured, remembered_config
 from msgstore.engine.segment.segment import Segment
+from msgstore.engine.state.clean_shutdown import CLEAN
 from msgstore.jobs.counts import named_counts, sums_of
 from msgstore.jobs.inputs import SegmentInput, SegmentJob, find_inputs, open_input
 from msgstore.jobs.policy_forecast import PolicyPlan, forecast, make_policy_input

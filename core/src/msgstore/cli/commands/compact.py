@@ -17,7 +17,7 @@ from msgstore.contract import ConfigError, StoreError
 from msgstore.directory import has_settings
 from msgstore.engine.compact.garbage_collector import DAMAGE_ADVICE
 from msgstore.engine.compact.gc_context import CollectionResult
-from msgstore.engine.open.clean_shutdown import SAVED_COUNTS
+from msgstore.engine.state.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.inputs import find_inputs

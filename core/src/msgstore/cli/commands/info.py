@@ -22,8 +22,8 @@ from rich.text import Text
 from msgstore.cli import options, output
 from msgstore.contract import Capability, MsgStoreError, StoreError, StoreLocked
 from msgstore.directory import SETTINGS, list_segments
-from msgstore.engine.open.clean_shutdown import CLEAN, ShutdownFiles, last_v1_file
 from msgstore.engine.opening import open_configured
+from msgstore.engine.state.clean_shutdown import CLEAN, ShutdownFiles, last_v1_file
 from msgstore.engine.stats import StoreStats
 from msgstore.files import UNFINISHED, Files
 from msgstore.writer_lock import check_no_writer

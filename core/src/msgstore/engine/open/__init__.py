@@ -1,4 +1,4 @@
-"""Opening: lock a directory, find its segments, recover the index; and the files of a clean shutdown.
+"""Opening: lock a directory, find its segments, recover the index.
 
 ``startup`` runs these steps in order, and undoes them if one fails. ``recovery_plan`` decides how the index is recovered,
 ``recovery`` carries that out, with the steps in ``reconcile``. ``broker`` serves directories of a broker. Opening never

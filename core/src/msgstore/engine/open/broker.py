@@ -32,9 +32,9 @@ from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, StoreError, 
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.directory import Settings
 from msgstore.engine.backends import Backends
-from msgstore.engine.open.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.engine.open.recovery_plan import CountsFrom, SegmentAndScan
 from msgstore.engine.segment.segments import Segments
+from msgstore.engine.state.clean_shutdown import SAVED_COUNTS, SAVED_SUMMARY, ShutdownFiles
 from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT, pack_location
 from msgstore.option_values import Backend, structure
 from msgstore.plugins.catalogue import Catalogue

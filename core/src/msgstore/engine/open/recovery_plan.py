@@ -27,11 +27,11 @@ from typing import Literal
 import attrs
 
 from msgstore.contract import RESCUED_KEY, Index, SegmentScan, StoreError
-from msgstore.engine.open.clean_shutdown import ShutdownFiles
 from msgstore.engine.segment.segment import Segment
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state import checkpoint
 from msgstore.engine.state.checkpoint import Row
+from msgstore.engine.state.clean_shutdown import ShutdownFiles
 from msgstore.locations import LIMIT, MASK, NUMBER_SHIFT
 
 log = logging.getLogger("msgstore.recovery")
@@ -138,7 +138,7 @@ def compare_with_index(state: Mapping[bytes, bytes], segments: Segments, shutdow
 
     A program that ran in between is recognised by sizes, names, another ``clean.dot``, or RabbitMQ's saved index. If one of the
     latter two shows it, no segment counts as lost: that program may have deleted and truncated segments. If ``clean.dot`` is
-    hidden, records may have been appended (:mod:`msgstore.engine.open.clean_shutdown`).
+    hidden, records may have been appended (:mod:`msgstore.engine.state.clean_shutdown`).
     """
     if state.get(checkpoint.LAYOUT_KEY) != checkpoint.LAYOUT:
         return RecoveryPlan("none was saved, or it is not complete, or of another version")

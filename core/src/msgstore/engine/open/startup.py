@@ -17,13 +17,13 @@ from msgstore.directory import Settings, are_saved, check_writable, find_segment
 from msgstore.engine.backends import Backends, load_entries, make_index, of_index, resolve
 from msgstore.engine.events import Telemetry
 from msgstore.engine.open.broker import admit
-from msgstore.engine.open.clean_shutdown import ShutdownFiles, publish_clean, save_clean
 from msgstore.engine.open.recovery import recover_index, sum_counts
 from msgstore.engine.open.recovery_plan import Recovery, RecoveryProgress, RecoveryRun, too_large
 from msgstore.engine.segment.segment import Segment, remove_leftovers
 from msgstore.engine.segment.segments import Segments, Sync
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, gone_rows
+from msgstore.engine.state.clean_shutdown import ShutdownFiles, publish_clean
 from msgstore.files import Files
 from msgstore.locations import LIMIT
 from msgstore.plugins.catalogue import Catalogue
@@ -148,9 +148,9 @@ def _switch_index(opened: OpenDirectory, catalogue: Catalogue) -> None:
     """
     accounting, name = opened.accounting, opened.config.index.name
     with of_index(name, opened.config, catalogue, "save the entries of another index in"):
-        save_clean(accounting, opened.client_refs)
+        accounting.save_clean(opened.client_refs)
     _save_settings(opened)
-    publish_clean(accounting)
+    publish_clean(accounting.segments)
 
 
 def _begin_writing(
@@ -180,12 +180,14 @@ def _begin_writing(
     else:
         if segments.by_number:
             undo.callback(_stop_cleanly, accounting, opened.client_refs)
-        marker.retire(accounting)
+        marker.retire(segments)
+        for segment in segments:
+            accounting.mark_dirty(segment)
         with of_index(config.index.name, config, catalogue, "take the first changes in"):
             accounting.commit(marker.state)
     _save_settings(opened)
     if accounting.marker is None:
-        marker.finish(accounting)
+        marker.finish(segments)
 
 
 def _save_settings(opened: OpenDirectory) -> None:
@@ -201,8 +203,8 @@ def _save_settings(opened: OpenDirectory) -> None:
 def _stop_cleanly(accounting: LiveAccounting, client_refs: set[bytes]) -> None:
     """Save what a late failure would lose, counts above all."""
     with suppress(OSError, StoreError):
-        save_clean(accounting, client_refs)
-        publish_clean(accounting)
+        accounting.save_clean(client_refs)
+        publish_clean(accounting.segments)
 
 
 def _look(

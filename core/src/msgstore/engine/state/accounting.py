@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from msgstore.config import StoreConfig
 from msgstore.contract import BrokenPlugin, Capability, Index, ReleaseResult
@@ -20,6 +19,7 @@ from msgstore.contract.events import SegmentDeletedEvent
 from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.engine.state.checkpoint import CLEAN_KEY, LAYOUT, LAYOUT_KEY, pack_row, row_key
+from msgstore.engine.state.clean_shutdown import PENDING_CLEAN, ShutdownFiles, format_clean, last_v1_file
 from msgstore.locations import MASK, NUMBER_SHIFT
 
 
@@ -66,24 +66,6 @@ AppendedRun = tuple[Segment, int, int]
 """(segment, records, bytes) that were appended."""
 
 
-class CleanMarker(Protocol):
-    """The mark of the last clean shutdown (:mod:`msgstore.engine.open.clean_shutdown`)."""
-
-    @property
-    def saved(self) -> bytes | None:
-        """Text of ``clean.dot`` in the saved state; None after a dirty shutdown."""
-
-    @property
-    def state(self) -> Mapping[bytes, bytes | None]:
-        """Part of the first commit: the store is open."""
-
-    def retire(self, accounting: LiveAccounting) -> None:
-        """Hide ``clean.dot`` before the first change. Caller holds the flush lock. Raises StoreIOError."""
-
-    def finish(self, accounting: LiveAccounting) -> None:
-        """Remove what RabbitMQ must not trust any more, after the first commit. Raises StoreIOError."""
-
-
 class LiveAccounting:
     """One instance per open store. Callers of methods that change memory hold the state lock; of the others the flush lock."""
 
@@ -101,9 +83,9 @@ class LiveAccounting:
         not self-describing."""
         self.request_gc: Callable[[], object] = lambda: None
         """Set by the store: there may be something to collect."""
-        self.marker: CleanMarker | None = None
+        self.marker: ShutdownFiles | None = None
         """Mark of the last clean shutdown, while nothing was changed since."""
-        self._retired: CleanMarker | None = None
+        self._retired: ShutdownFiles | None = None
         """The same mark between the first change and the first commit."""
         self._recounted = False
         """True if references changed since the last commit, also where no row did."""
@@ -246,11 +228,6 @@ class LiveAccounting:
         segments = list(self.segments.by_number.values())  # one step: the holder of the flush lock may add one
         return sum([s.size for s in segments]), sum([s.live_bytes for s in segments])
 
-    def checkpoint(self, clean: bytes) -> dict[bytes, bytes]:
-        """Return the whole state of a clean shutdown."""
-        rows = {row_key(segment): pack_row(segment) for segment in self.segments}
-        return {LAYOUT_KEY: LAYOUT, CLEAN_KEY: clean, **rows}
-
     # -- callers hold the flush lock, not the state lock ------------------------------------------------------------------
 
     def begin_change(self) -> None:
@@ -260,7 +237,9 @@ class LiveAccounting:
         """
         if self.marker is not None:
             self.segments.check_directory()
-            self.marker.retire(self)
+            self.marker.retire(self.segments)
+            with self.state_lock:
+                self._dirty.update(self.segments)
             self._retired, self.marker = self.marker, None
 
     def commit(self, extra: Mapping[bytes, bytes | None] | None = None) -> None:
@@ -291,7 +270,7 @@ class LiveAccounting:
         self._committed, self._has_frozen = True, False
         if self._retired is not None:
             retired, self._retired = self._retired, None
-            retired.finish(self)
+            retired.finish(self.segments)
 
     def delete_empty(self) -> None:
         """Delete segments without live records, after the commit that says so. Reads nothing. Raises StoreIOError.
@@ -321,6 +300,26 @@ class LiveAccounting:
             if self.segments.is_durable:  # before the index forgets them, or a power loss brings unknown segments back
                 self.segments.sync_directory()
             self.commit()
+
+    def save_clean(self, client_refs: set[bytes]) -> bool:
+        """Save the index and the text of ``clean.dot``. Return False if nothing has changed. Caller holds the flush lock.
+
+        The shutdown is clean once the index has its state on disk. Raises StoreIOError.
+        """
+        segments = self.segments
+        segments.seal_current()
+        numbers = ((segment.number, segment.path.suffix) for segment in segments)
+        clean = format_clean(client_refs, last_v1_file(numbers))
+        if self.marker is not None and self.marker.saved == clean:
+            return False
+        if self.marker is None:
+            segments.hints.save(everything=True)
+        with io_errors(segments.directory):
+            segments.files.write_file(segments.directory / PENDING_CLEAN, [clean], sync=segments.is_durable)
+            with self.state_lock:
+                rows = {row_key(segment): pack_row(segment) for segment in segments}
+                self.index.close({LAYOUT_KEY: LAYOUT, CLEAN_KEY: clean, **rows})
+        return True
 
     def _take_empty(self) -> Sequence[Segment]:
         """Return the segments that the committed index has nothing in. Those changed since then wait for the next commit."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 
 from msgstore.engine.segment.segment import io_errors
-from msgstore.engine.state.accounting import LiveAccounting
+from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 
 CLEAN = "clean.dot"
@@ -114,13 +114,13 @@ class ShutdownFiles:
         found = [candidate for candidate in (name, KEPT + name) if candidate in there]
         return self.directory / found[0] if found and self.foreign else None
 
-    def retire(self, accounting: LiveAccounting) -> None:
+    def retire(self, segments: Segments) -> None:
         """Hide ``clean.dot`` before the first change. Caller holds the flush lock. Raises StoreIOError.
 
         This comes before the index says that the store is open: otherwise a crash in between would look like a shutdown of
-        RabbitMQ. The next commit writes all rows; that of the current segment says that it may grow.
+        RabbitMQ. The next commit must write all rows: that of the current segment says that it may grow.
         """
-        files, directory, segments = self.files, self.directory, accounting.segments
+        files, directory = self.files, self.directory
         with io_errors(directory):
             if self.saved is not None and self.saved == self.pending:
                 files.unlink(directory / CLEAN)
@@ -129,13 +129,10 @@ class ShutdownFiles:
                     files.replace(directory / CLEAN, directory / PENDING_CLEAN)
             if segments.is_durable:
                 files.sync_directory(directory)
-        with accounting.state_lock:
-            for segment in segments:
-                accounting.mark_dirty(segment)
         if segments.current is not None:
             segments.hints.drop(segments.current)
 
-    def finish(self, accounting: LiveAccounting) -> None:
+    def finish(self, segments: Segments) -> None:
         """Hide RabbitMQ's saved index and delete the hidden ``clean.dot``, after the commit. Raises StoreIOError.
 
         The index is renamed, not deleted, because it has the only copy of the counts. ``clean.dot`` goes last: until then the
@@ -147,7 +144,7 @@ class ShutdownFiles:
             for name in SAVED_INDEXES:
                 if name in there:
                     files.replace(directory / name, directory / (KEPT + name))
-            if accounting.segments.is_durable:
+            if segments.is_durable:
                 files.sync_directory(directory)
             files.unlink(directory / PENDING_CLEAN)
 
@@ -158,29 +155,8 @@ def _text(files: Files, path: Path) -> bytes:
         return data[: _MAX_CLEAN + 1]
 
 
-def save_clean(accounting: LiveAccounting, client_refs: set[bytes]) -> bool:
-    """Save the index and the text of ``clean.dot``. Return False if nothing has changed. Caller holds the flush lock.
-
-    The shutdown is clean once the index has its state on disk. Raises StoreIOError.
-    """
-    segments = accounting.segments
-    segments.seal_current()
-    numbers = ((segment.number, segment.path.suffix) for segment in segments)
-    clean = format_clean(client_refs, last_v1_file(numbers))
-    if accounting.marker is not None and accounting.marker.saved == clean:
-        return False
-    if accounting.marker is None:
-        segments.hints.save(everything=True)
-    with io_errors(segments.directory):
-        segments.files.write_file(segments.directory / PENDING_CLEAN, [clean], sync=segments.is_durable)
-        with accounting.state_lock:
-            accounting.index.close(accounting.checkpoint(clean))
-    return True
-
-
-def publish_clean(accounting: LiveAccounting) -> None:
+def publish_clean(segments: Segments) -> None:
     """Give ``clean.dot`` its final name, last, because RabbitMQ reads it. Raises StoreIOError."""
-    segments = accounting.segments
     with io_errors(segments.directory):
         segments.files.replace(segments.directory / PENDING_CLEAN, segments.directory / CLEAN)
         if segments.is_durable:
