@@ -41,7 +41,7 @@ from msgstore.engine.compact.gc_context import (
     relocate,
 )
 from msgstore.engine.segment.segment import Segment, remove_file
-from msgstore.locations import MASK, pack_locations
+from msgstore.locations import pack_locations
 from msgstore.scan import OpenFormat
 from msgstore.scan.formats import scan_checked
 
@@ -54,13 +54,16 @@ def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcom
 
     Raises InconsistentSegment, StoreIOError: a part may be done then, and a later collection can do the rest.
     """
-    copies = _Copies(context)
+    copies, results = _Copies(context), list[CollectionResult]()
     accounting = context.accounting
     try:
         for source in sources:
-            with context.segments.errors(source.segment), context.segments.files.view(source.segment.path) as data:
-                for records in _batches(source.live(context, data), context.size_limit):
-                    copies.add(source, records, data)
+            segment = source.segment
+            with context.segments.errors(segment), context.segments.files.view(segment.path) as data:
+                live = source.live(context, data)
+                written = sum(copies.add(source, records, data) for records in _batches(live, context.size_limit))
+            moved = CollectionResult(segment.path.name, segment.size, 0, len(live), sum(live.sizes), written, outcome=outcome)
+            results.append(moved)
         copies.finish(max((source.segment.sealed_mtime_ns or time.time_ns() for source in sources), default=0))
         copies.publish()
     except BaseException:
@@ -76,13 +79,6 @@ def compact_by_copy(context: GcContext, sources: Sequence[PinnedSegment], outcom
                 if not segment.live_count:
                     accounting.queue_deletion(segment)
     context.commit()
-    results = []
-    for source in sources:
-        old = [location for batch in copies.batches if batch.source is source for location in batch.old]
-        new = [location for batch in copies.batches if batch.source is source for location in batch.new]
-        size, written = (sum(location & MASK for location in column) for column in (old, new))
-        name = source.segment.path.name
-        results.append(CollectionResult(name, source.segment.size, 0, len(old), size, written, outcome=outcome))
     return results
 
 
@@ -98,8 +94,8 @@ class _Copies:
     _found: list[Columns] = attrs.field(factory=list)
     """Records that were read back from each, for its hint file."""
 
-    def add(self, source: PinnedSegment, live: LiveRecords, data: Buffer) -> None:
-        """Append copies of records. They are not synced yet.
+    def add(self, source: PinnedSegment, live: LiveRecords, data: Buffer) -> int:
+        """Append copies of records, and return their size. They are not synced yet.
 
         A record of the store's own format is copied as it is: it may hold more than id and body.
         """
@@ -123,6 +119,7 @@ class _Copies:
         new = pack_locations(target.number, list(accumulate(sizes[:-1], initial=target.size)), sizes)
         self.batches.append(Relocation(source, target, live.ids, live.locations(source.segment.number), new))
         target.size += len(encoded)
+        return len(encoded)
 
     def _begin(self) -> None:
         self._sync()

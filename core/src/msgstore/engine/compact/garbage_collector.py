@@ -280,7 +280,7 @@ class GarbageCollector:
                 with self._accounting.state_lock:
                     segment.quarantined = True
                     self._accounting.mark_dirty(segment)
-                self._context.commit_locked()
+            self._context.commit()
         else:
             segment.compacted_live_bytes = segment.live_bytes
         return CollectionResult(segment.path.name, segment.size, segment.size, skipped=error.reason, outcome="none")

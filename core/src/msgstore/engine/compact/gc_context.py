@@ -77,12 +77,8 @@ class GcContext:
     def commit(self) -> None:
         """Commit all changes so far, records that the index points to included. Takes the flush lock. Raises StoreIOError."""
         with self.accounting.flush_lock:
-            self.commit_locked()
-
-    def commit_locked(self) -> None:
-        """Same as ``commit``. Caller holds the flush lock."""
-        self.segments.sync_written()
-        self.accounting.commit()
+            self.segments.sync_written()
+            self.accounting.commit()
 
 
 class InconsistentSegment(Exception):

@@ -167,7 +167,7 @@ def _rewrite(context: GcContext, moved: Relocation, steps: Sequence[list[Write]]
                 with accounting.state_lock:
                     segment.sealed_mtime_ns, segment.compacting = None, True
                     accounting.mark_dirty(segment)
-                context.commit_locked()
+            context.commit()
             with accounting.state_lock:
                 segments.read_files.epoch += 1
             for writes in steps:
