@@ -1,7 +1,8 @@
 """Backends with one injected fault each, to test that the conformance kit finds it.
 
-``python -m mutants``, in ``tests/``, runs the kit against each and prints which tests caught it. A mutant is a subclass of a
-real backend. A table has its name and what is wrong, and below it what the class changes::
+``python -m mutants``, in ``tests/``, runs the kit against each and prints which tests caught it; ``--record`` notes it, and a
+later run begins with that test. A mutant is a subclass of a real backend. A table has its name and what is wrong, and below
+it what the class changes::
 
     decode-ignores-the-id: a read does not look at the id
         decode: if found != msg_id: => if False:        another text in the source of the method
