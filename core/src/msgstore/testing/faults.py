@@ -16,6 +16,7 @@ import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -146,42 +147,33 @@ class TornFiles(FailingFiles):
 
 
 @contextlib.contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """Let each write of this process beyond ``size`` bytes of a file fail with EFBIG, also those of a library."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+def _limited(what: int, most: int) -> Iterator[None]:
+    """Let this process have no more than ``most`` of a resource."""
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        resource.setrlimit(what, (soft, hard))
 
 
-@contextlib.contextmanager
-def address_space(size: int) -> Iterator[None]:
+def file_size_limit(size: int) -> AbstractContextManager[None]:
+    """Let each write of this process beyond ``size`` bytes of a file fail with EFBIG, also those of a library."""
+    return _limited(resource.RLIMIT_FSIZE, size)
+
+
+def no_more_files() -> AbstractContextManager[None]:
+    """Let this process open no further file: EMFILE, also in a library."""
+    return _limited(resource.RLIMIT_NOFILE, 3)
+
+
+def address_space(size: int) -> AbstractContextManager[None]:
     """Let this process have no more than ``size`` further bytes of addresses: MemoryError, before the machine swaps."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
-        yield
-        return
+        return contextlib.nullcontext()
     used = int(statm.read_text().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = used + size if hard == resource.RLIM_INFINITY else min(used + size, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-@contextlib.contextmanager
-def no_more_files() -> Iterator[None]:
-    """Let this process open no further file: EMFILE, also in a library."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return _limited(resource.RLIMIT_AS, used + size)
 
 
 _SYNCS = {"x86_64": (317, 74, 75, 26, 306), "aarch64": (277, 82, 83, 227, 267)}
