@@ -81,7 +81,7 @@ def _hostile(form: SegmentFormat, kind: str, size: int) -> bytes:
         "ones": lambda: b"\1",
         "high bytes": lambda: b"\xff",
         "noise": lambda: Random(size).randbytes(size),
-        "smallest records": lambda: _records(form, size // len(_records(form, 1))),
+        "smallest records": lambda: _records(form, max(size // len(_records(form, 1)), 1)),
         "records of one id": lambda: _records(form, 1),
         "heads of large records": lambda: _records(form, 1, bytes(size // 2))[:24],
         "half heads": lambda: _records(form, 1)[:3],

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime, tzinfo
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -113,9 +114,14 @@ def _too_late(_: int, __: FrameType | None) -> None:
 def is_linear(prepared: Callable[[int], Callable[[], object]], size: int) -> bool:
     """Return True if four times the size takes about four times as long, not sixteen times. ``prepared(size)`` gives the call.
 
-    Compares the shortest of up to three measurements, because a loaded machine makes single ones longer.
+    Smaller sizes come first: there, time that grows too fast is found in less time.
     """
-    few, many = prepared(size), prepared(4 * size)
+    calls = (prepared(length) for length in (size // 16, size // 4, size, 4 * size) if length)
+    return all(_takes_four_times(few, many) for few, many in pairwise(calls))
+
+
+def _takes_four_times(few: Callable[[], object], many: Callable[[], object]) -> bool:
+    """Compare the shortest of up to three measurements, because a loaded machine makes single ones longer."""
     shortest = {few: float("inf"), many: float("inf")}
     for _ in range(3):
         for call in (few, few, many):
@@ -124,6 +130,8 @@ def is_linear(prepared: Callable[[int], Callable[[], object]], size: int) -> boo
             shortest[call] = min(shortest[call], time.process_time() - begin)
         if shortest[many] <= 9 * shortest[few] + 0.03:
             return True
+        if shortest[many] > 12 * shortest[few] + 0.5:  # no load makes that of it
+            break
     return False
 
 
