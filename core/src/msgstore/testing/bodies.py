@@ -26,10 +26,10 @@ from msgstore.testing.probes import (
     long_body,
     measured,
     peak_of,
-    run_in_parallel,
     tried,
     within,
 )  # fmt: skip
+from msgstore.testing.processes import run_in_parallel
 from msgstore.testing.segments import check_body, check_values, odd_bodies, outcome, shown
 from msgstore.testing.subjects import Subject, with_other_options
 

@@ -39,9 +39,9 @@ from msgstore.testing.index_model import (
     entries_of,
     loaded,
 )  # fmt: skip
-from msgstore.testing.index_process import ChildProcess
 from msgstore.testing.plugin import skip_without
 from msgstore.testing.probes import LineInterleaver, damaged_at, tree, tried
+from msgstore.testing.processes import ChildProcess
 from msgstore.testing.subjects import Subject
 
 OPERATIONS: dict[str, Callable[[Index], object]] = {
@@ -268,7 +268,8 @@ class IndexTests(IndexCommitTests):
                 assert round_ >= newest, "older than what was seen before"
                 newest = round_
                 first = first or round_  # not that of the load: on a loaded machine the writer is far ahead by now
-                if call >= 60 and (newest > first + 3 or time.monotonic() > latest):
+                is_enough = newest > first + 3 or child.progress() > first + 100 or time.monotonic() > latest
+                if call >= 60 and is_enough:
                     break
             assert newest > first + 3, "the writer makes no progress, or the reader does not see it"
             index.enter([mine], [7])

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import random
 import resource
 import signal
 import threading
 import time
-import traceback
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,6 +22,7 @@ from msgstore.testing.faults import FailingFiles, Listing, file_size_limit, list
 from msgstore.testing.index_model import IDS, NOTHING, Entries, IndexDirectory, entries_of, loaded
 from msgstore.testing.plugin import KitTests
 from msgstore.testing.probes import LineInterleaver, open_files, tree
+from msgstore.testing.processes import in_a_process
 from msgstore.testing.subjects import Subject
 
 ROUND = b"round"
@@ -346,18 +344,7 @@ def killed_in(work: Callable[[], object]) -> bool:
             work()
         except OSError:
             os.kill(os.getpid(), signal.SIGKILL)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
 
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not matter here
-        child = multiprocessing.get_context("fork").Process(target=run)
-        child.start()
-    child.join(60)
-    hangs = child.is_alive()
-    child.kill()
-    child.join()
-    assert not hangs, "it hangs in a process of its own"
-    assert child.exitcode in (0, -signal.SIGXFSZ, -signal.SIGKILL), "it fails in a process of its own"
-    return child.exitcode != 0
+    code, raised = in_a_process(run)
+    assert code in (0, -signal.SIGXFSZ, -signal.SIGKILL), f"it fails in a process of its own: {raised}"
+    return code != 0

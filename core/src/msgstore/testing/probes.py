@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import random
 import signal
 import sys
 import threading
 import time
-import traceback
 import tracemalloc
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime, tzinfo
@@ -29,8 +26,6 @@ from hypothesis import strategies as st
 T = TypeVar("T")
 Batch = list[tuple[bytes, bytes]]
 """(id, body) of each message; ids differ."""
-THREADS, ROUNDS = 8, 20
-"""A conflict of two threads that depends on chance appears in one of the rounds."""
 _SUPPRESSED = (
     HealthCheck.function_scoped_fixture,  # a subject is a value
     HealthCheck.differing_executors,  # tests are inherited
@@ -279,39 +274,6 @@ def eager_switching(seconds: float = 1e-6) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(usual)
-
-
-def run_in_parallel(run: Callable[[int], None], rounds: int = ROUNDS) -> None:
-    """Call ``run(thread number)`` ``rounds`` times on each of ``THREADS`` threads, which begin together. They are in a process
-    of their own: a library in C whose state they share may end it."""
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-
-    def work() -> None:
-        try:
-            _run_in_parallel(run, rounds)
-        except BaseException:
-            sending.send(traceback.format_exc())
-
-    with receiving, warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not matter here
-        child = multiprocessing.get_context("fork").Process(target=work)
-        with sending:
-            child.start()
-        with contextlib.suppress(EOFError):
-            pytest.fail(f"calls on {THREADS} threads at once: {receiving.recv()}")
-    child.join()
-    assert child.exitcode == 0, f"calls on {THREADS} threads at once end the process: exit code {child.exitcode}"
-
-
-def _run_in_parallel(run: Callable[[int], None], rounds: int) -> None:
-    begin = threading.Barrier(THREADS)
-
-    def go_on(number: int) -> None:
-        begin.wait(30)
-        for _ in range(rounds):
-            run(number)
-
-    with eager_switching(), ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(go_on, range(THREADS)))
 
 
 def long_body(number: int) -> bytes:

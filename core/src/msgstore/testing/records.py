@@ -32,11 +32,11 @@ from msgstore.testing.probes import (
     long_body,
     numbered,
     peak_of,
-    run_in_parallel,
     texts,
     tried,
     within,
 )  # fmt: skip
+from msgstore.testing.processes import run_in_parallel
 from msgstore.testing.segments import (
     check_anything,
     check_framed,
