@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import sys
-import warnings
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -17,12 +15,22 @@ from typing import Any
 import attrs
 import pytest
 
-from msgstore.contract import Capability, MessageBatch, MsgStoreError, StoreError
+from msgstore.contract import Capability, MsgStoreError, StoreError
 from msgstore.testing.faults import copy_of, fail_syncs, file_size_limit
-from msgstore.testing.messages.sink_queues import SinkQueueTests
-from msgstore.testing.messages.writing import NEAR, accepted, check_same, complete, contents, sample_batch
+from msgstore.testing.messages.sink_queues import Directories, SinkQueueTests
+from msgstore.testing.messages.writing import (
+    NEAR,
+    Destination,
+    accepted,
+    check_same,
+    complete,
+    contents,
+    flushed,
+    sample_batch,
+)
 from msgstore.testing.plugin import skip_without
 from msgstore.testing.probes import tree
+from msgstore.testing.processes import in_a_process
 from msgstore.testing.subjects import Subject
 
 Synced = dict[int, int | set[str]]
@@ -30,6 +38,10 @@ Synced = dict[int, int | set[str]]
 
 class SinkTests(SinkQueueTests):
     kinds = ("sink",)
+
+    @pytest.fixture
+    def place(self, directory: Directories) -> Destination:
+        return directory("one")
 
     @pytest.fixture
     def synced(self, monkeypatch: pytest.MonkeyPatch) -> Synced:
@@ -47,127 +59,120 @@ class SinkTests(SinkQueueTests):
 
     @pytest.mark.parametrize("limits", [(), (0, 64, 4096)], ids=["", "and by a finish that fails"])
     def test_an_interrupted_conversion_has_the_same_result(
-        self, subject: Subject, place: Path, tmp_path: Path, limits: tuple[int, ...]
+        self, place: Destination, directory: Directories, limits: tuple[int, ...]
     ) -> None:
         """A failure means that messages are lost or written twice when a conversion continues after a crash, at a flush or at
         the end: what was written after the last flush is discarded, other messages, too, and ``finish`` can be called again,
         also if it has failed because no file could grow. Or that a later flush changes the token of an earlier one, or that a
         flush without a write gives a token that leads elsewhere than the one before."""
         parts = [sample_batch("a", 0, 20), sample_batch("a", 20, 20), sample_batch("b", 0, 20)]
-        whole, tokens = self._sink(subject, place, None), []
+        whole, tokens = place.sink(), []
         for part in parts:
             whole.write(accepted(whole, part))
-            flushed = whole.flush()
-            tokens.append((flushed, json.dumps(flushed)))
+            given = whole.flush()
+            tokens.append((given, json.dumps(given)))
         whole.finish()
         whole.close()
-        assert all(json.dumps(flushed) == was for flushed, was in tokens), "a flush changes the token of the one before"
-        (tmp_path / "two").mkdir()
-        other, token = tmp_path / "two" / "content", None
-        for number, part in enumerate(parts):
-            for interrupted in (True, False):
-                sink = self._sink(subject, other, token)
-                for batch in (part, sample_batch("a", 60, 20), sample_batch("c", 0, 20)) if interrupted else (part,):
-                    sink.write(accepted(sink, batch))
-                if interrupted:
-                    sink.close()
-                    sink = self._sink(subject, other, token)  # it goes on, has nothing to write, and is interrupted again
-                    token = json.loads(json.dumps(sink.flush()))
-                else:
-                    token = json.loads(json.dumps(sink.flush()))
-                    for limit in limits if part is parts[-1] else ():
-                        with file_size_limit(limit), suppress(MsgStoreError, OSError):
-                            sink.finish()
-                        sink.close()
-                        sink = self._sink(subject, other, token)
-                    if part is parts[-1]:
-                        sink.finish()
+        assert all(json.dumps(given) == was for given, was in tokens), "a flush changes the token of the one before"
+        other, token = directory("two"), None
+        for part in parts:
+            sink = other.sink(token)
+            for batch in (part, sample_batch("a", 60, 20), sample_batch("c", 0, 20)):
+                sink.write(accepted(sink, batch))
+            sink.close()
+            sink = other.sink(token)  # it goes on, has nothing to write, and is interrupted again
+            token = flushed(sink)
+            sink.close()
+            sink = other.sink(token)
+            sink.write(accepted(sink, part))
+            token = flushed(sink)
+            if part is not parts[-1]:
                 sink.close()
-            assert token is not None, number
-        check_same(other, place)
+        for limit in limits:
+            with file_size_limit(limit), suppress(MsgStoreError, OSError):
+                sink.finish()
+            sink.close()
+            sink = other.sink(token)
+        sink.finish()
+        sink.close()
+        assert token is not None
+        check_same(other.path, place.path)
         for _ in range(2):
-            complete(self._sink(subject, other, token))
-        check_same(other, place)
+            complete(other.sink(token))
+        check_same(other.path, place.path)
 
-    def test_parts_are_joined_in_their_order(self, subject: Subject, place: Path, tmp_path: Path, synced: Synced) -> None:
+    def test_parts_are_joined_in_their_order(
+        self, subject: Subject, place: Destination, directory: Directories, synced: Synced
+    ) -> None:
         """A failure means that a conversion on several machines loses messages, or changes their order, which is that of the
         call; or that a flush does not sync what was joined. Or that a part that is not complete, or not there, raises
         something else than StoreError or OSError; or that a part without ``finish`` is joined otherwise than a finished one."""
         if Capability.JOINS not in subject.descriptor.capabilities:
             skip_without("joined parts")
-        (tmp_path / "parts").mkdir()
         batches = [
             sample_batch("a", 0, 20), sample_batch("b", 0, 20), sample_batch("a", 20, 20),
             *(sample_batch("b", number, 1) for number in range(20, 26)),
         ]  # fmt: skip
-        whole, parts = self._sink(subject, place, None), []
+        place.convert(batches)
+        parts, joined = [], place.beside("joined")
         for number, batch in enumerate(batches):
-            parts.append(str(tmp_path / "parts" / str(12 - number)))
-            part = self._sink(subject, Path(parts[-1]), None)
-            for sink in (part, whole):
-                sink.write(accepted(sink, batch))
-                sink.flush()
-            part.finish()
-            part.close()
-        joined = self._sink(subject, tmp_path / "joined", None)
-        joined.join(parts[:1])
-        joined.join([])
-        joined.join(tuple(parts[1:]))
-        joined.flush()
-        check_synced(tmp_path / "joined", synced)
-        complete(joined, whole)
-        check_same(tmp_path / "joined", place)
-        self._check_unfinished(subject, tmp_path)
+            part = place.beside(str(12 - number))
+            part.convert([batch])
+            parts.append(str(part.path))
+        sink = joined.sink()
+        sink.join(parts[:1])
+        sink.join([])
+        sink.join(tuple(parts[1:]))
+        sink.flush()
+        check_synced(joined.path, synced)
+        complete(sink)
+        check_same(joined.path, place.path)
+        self._check_unfinished(place)
 
-    def _check_unfinished(self, subject: Subject, tmp_path: Path) -> None:
+    def _check_unfinished(self, place: Destination) -> None:
         """A part without ``finish`` is refused, or joined as if it were finished; one that is not there is refused."""
         for number, count in enumerate((0, 1, 20)):
-            results = []
-            for name in ("finished", "unfinished"):
-                part = self._sink(subject, tmp_path / f"{name}{number}", None)
+            part, results = sample_batch("a", 0, count), []
+            finished, unfinished = place.beside(f"finished{number}"), place.beside(f"unfinished{number}")
+            finished.convert([part])
+            with closing(unfinished.sink()) as sink:
                 if count:
-                    part.write(accepted(part, sample_batch("a", 0, count)))
-                part.flush()
-                if name == "finished":
-                    part.finish()
-                part.close()
-                results.append(joined := tmp_path / f"joined-{name}{number}")
-                with closing(self._sink(subject, joined, None)) as sink:
+                    sink.write(accepted(sink, part))
+                sink.flush()
+            for each in (finished, unfinished):
+                results.append(joined := place.beside(f"joined-{each.path.name}"))
+                with closing(joined.sink()) as sink:
                     try:
-                        sink.join([str(tmp_path / f"{name}{number}")])
+                        sink.join([str(each.path)])
                     except (StoreError, OSError):
-                        assert name == "unfinished", "a part that is complete is refused"
+                        assert each is unfinished, "a part that is complete is refused"
                         break
                     sink.flush()
                     sink.finish()
             else:
-                check_same(*results[::-1])
-        with closing(self._sink(subject, tmp_path / "joined-absent", None)) as sink, pytest.raises((StoreError, OSError)):
-            sink.join([str(tmp_path / "absent")])
+                check_same(results[1].path, results[0].path)
+        with closing(place.beside("joined-absent").sink()) as sink, pytest.raises((StoreError, OSError)):
+            sink.join([str(place.beside("absent").path)])
 
-    def test_different_bodies_are_written_differently(self, subject: Subject, tmp_path: Path, place: Path) -> None:
+    def test_different_bodies_are_written_differently(self, directory: Directories) -> None:
         """A failure means that bytes of bodies are left out or changed, such as zeros, or spaces at the end."""
         found: list[tuple[bytes, object]] = []
         for number, body in enumerate(NEAR):
-            (tmp_path / str(number)).mkdir()
-            target = tmp_path / str(number) / "content"
-            sink = self._sink(subject, target, None)
-            batch = accepted(sink, sample_batch("a", 0, 1, body))
-            sink.write(batch)
-            complete(sink)
-            made = contents(target, 2**20)
+            place = directory(str(number))
+            [batch] = place.convert([sample_batch("a", 0, 1, body)])
+            made = contents(place.path, 2**20)
             same = [other for other, there in found if there == made]
             assert not (len(batch) and same), f"{body!r} is written as {same[0]!r} is"
             found += [(body, made)] * len(batch)
 
-    def test_a_flush_waits_for_the_disk(self, subject: Subject, place: Path) -> None:
+    def test_a_flush_waits_for_the_disk(self, place: Destination) -> None:
         """A failure means that a power loss can undo a ``flush``: it succeeds in a process in which every fsync, fdatasync,
         msync and syncfs fails."""
         if sys.platform != "linux":
             skip_without("a system that can fail syncs")
 
         def run() -> None:
-            sink = self._sink(subject, place, None)
+            sink = place.sink()
             sink.write(accepted(sink, sample_batch("a", 0, 20)))
             if not fail_syncs():
                 sys.exit(10)
@@ -175,103 +180,90 @@ class SinkTests(SinkQueueTests):
                 sink.flush()
                 sys.exit(11)
 
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not matter here
-            child = multiprocessing.get_context("fork").Process(target=run)
-            child.start()
-        child.join(60)
-        child.kill()
-        if child.exitcode == 10:
+        code, raised = in_a_process(run)
+        if code == 10:
             skip_without("a system that can fail syncs")
-        assert child.exitcode != 11, "flush returns although no sync succeeds"
-        assert child.exitcode == 0, "it fails in a process of its own"
+        assert code != 11, "flush returns although no sync succeeds"
+        assert code == 0, f"it fails in a process of its own: {raised}"
 
-    def test_a_flush_syncs_each_file(self, subject: Subject, place: Path, synced: Synced) -> None:
+    def test_a_flush_syncs_each_file(self, place: Destination, synced: Synced) -> None:
         """A failure means that a power loss takes away what a token promises: a file with bytes that no sync has covered, or a
         name in a directory that was not synced since, also at a later flush. Only for a sink that syncs with ``os.fsync`` or
         ``os.fdatasync``."""
-        with closing(self._sink(subject, place, None)) as sink:
+        with closing(place.sink()) as sink:
             for queue in "ab":
                 sink.write(accepted(sink, sample_batch(queue, 0, 20)))
                 sink.flush()
-                check_synced(place, synced)
+                check_synced(place.path, synced)
 
-    def test_what_is_refused_is_not_written(self, subject: Subject, place: Path) -> None:
+    def test_what_is_refused_is_not_written(self, place: Destination) -> None:
         """A failure means that ``refused`` writes, that it does not say the same twice, or that it gives positions instead of
         rows: the counts of a conversion would be wrong."""
         batch = attrs.evolve(sample_batch("a", 0, 30), positions=range(900, 930))
-        with closing(self._sink(subject, place, None)) as sink:
-            before = tree(place.parent)
+        with closing(place.sink()) as sink:
+            before = tree(place.path.parent)
             first = list(sink.refused(batch))
             assert list(sink.refused(batch)) == first
             assert all(reason for _, reason in first)
-            assert tree(place.parent) == before, "refused has written something"
+            assert tree(place.path.parent) == before, "refused has written something"
 
-    def test_what_is_lost_is_an_error(self, subject: Subject, place: Path, tmp_path: Path) -> None:
+    def test_what_is_lost_is_an_error(self, place: Destination, tmp_path: Path) -> None:
         """A failure means that a conversion that continues goes on without what was written before, or with zeros in its
         place: a directory is there, and a file in it is not, or has lost its end. Or that nothing is said if the disk is
         full."""
         parts = [sample_batch("a", 0, 20), sample_batch("b", 0, 20), sample_batch("a", 20, 20), sample_batch("a", 40, 20)]
-        with closing(self._sink(subject, place, None)) as sink:
+        top = place.path.parent
+        with closing(place.sink()) as sink:
             for part in parts[:3]:
                 sink.write(accepted(sink, part))
-                token = json.loads(json.dumps(sink.flush()))
-        kept = copy_of(place.parent, tmp_path / "kept")
-        whole = self._continued(subject, place, kept, token, parts[3])
+                token = flushed(sink)
+        kept = copy_of(top, tmp_path / "kept")
+
+        def continued(lost: Path | None = None, size: int | None = None) -> object:
+            """Continue where ``kept`` was, after a file has lost what is behind ``size``, or is gone. Return what there is
+            then, or None if the sink is not made."""
+            shutil.rmtree(top)
+            copy_of(kept, top)
+            if lost == Path():
+                shutil.rmtree(top)
+                top.mkdir()
+            elif lost and size is None:
+                (top / lost).unlink()
+            elif lost and size is not None:
+                os.truncate(top / lost, size)
+            try:
+                sink = place.sink(token)
+            except (StoreError, OSError):
+                return None
+            with closing(sink):
+                sink.write(accepted(sink, parts[3]))
+                sink.flush()
+                sink.finish()
+            return contents(place.path, 2**21)
+
+        whole = continued()
         assert whole is not None, "nothing is lost, and the sink does not continue"
         files = [path.relative_to(kept) for path in sorted(kept.rglob("*")) if path.is_file() and path.stat().st_size]
         for path in (Path(), *files[:: len(files) // 9 + 1]):
             for size in (None, 0, (kept / path).stat().st_size - 1) if path.name else (None,):
-                is_same = self._continued(subject, place, kept, token, parts[3], path, size) in (None, whole)
                 left = "is gone" if size is None else f"has {size} bytes left"
+                is_same = continued(path, size) in (None, whole)
                 assert is_same, f"{path.name or 'everything'} {left}, and the sink continues without it"
-        shutil.rmtree(place.parent)
-        place.parent.mkdir()
-        sink = self._sink(subject, place, None)
+        shutil.rmtree(top)
+        top.mkdir()
+        sink = place.sink()
         with file_size_limit(64), suppress(StoreError, OSError):
             sink.write(accepted(sink, sample_batch("a", 0, 1, bytes(range(11, 256)))))
             pytest.fail(f"no file can have more than 64 bytes, and flush returns {sink.flush()}")
         with suppress(StoreError, OSError):
             sink.close()
 
-    def _continued(
-        self,
-        subject: Subject,
-        place: Path,
-        kept: Path,
-        token: Any,
-        part: MessageBatch,
-        lost: Path | None = None,
-        size: Any = None,
-    ) -> object:
-        """Continue where ``kept`` was, after a file has lost what is behind ``size``, or is gone. Return what there is then, or
-        None if the sink is not made."""
-        shutil.rmtree(place.parent)
-        copy_of(kept, place.parent)
-        if lost == Path():
-            shutil.rmtree(place.parent)
-            place.parent.mkdir()
-        elif lost and size is None:
-            (place.parent / lost).unlink()
-        elif lost:
-            os.truncate(place.parent / lost, size)
-        try:
-            sink = self._sink(subject, place, token)
-        except (StoreError, OSError):
-            return None
-        with closing(sink):
-            sink.write(accepted(sink, part))
-            sink.flush()
-            sink.finish()
-        return contents(place, 2**21)
-
-    def test_nothing_is_a_destination_too(self, subject: Subject, place: Path) -> None:
+    def test_nothing_is_a_destination_too(self, place: Destination) -> None:
         """A failure means that a conversion of no messages has no result."""
-        sink = self._sink(subject, place, None)
-        token = sink.flush()
-        json.dumps(token)
-        sink.finish()
-        sink.close()
-        assert place.exists()
+        sink = place.sink()
+        flushed(sink)
+        complete(sink)
+        assert place.path.exists()
 
 
 def check_synced(place: Path, synced: Synced) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msgstore.contract import STATES, MessageBatch, QueueName
+from msgstore.contract import STATES, MessageBatch, QueueName, SinkContext
+from msgstore.jobs.messages.checked import CheckedSink
+from msgstore.testing.subjects import Subject
 
 _TEXTS = (
     "", ".", "..", "../up", "a/b", "a%2Fb", "a_b", "A_B", "\ud800", "%", "%41", "a\\b", "a.", "a ", "\udcff\0", "\n", "~",
@@ -93,6 +97,49 @@ def complete(*sinks: Any) -> None:
 def accepted(sink: Any, batch: MessageBatch) -> MessageBatch:
     refused = dict(sink.refused(batch))
     return batch.take([row for row in range(len(batch)) if row not in refused])
+
+
+@attrs.frozen
+class Destination:
+    """What sinks of the subject write at one path. Its directory has nothing else."""
+
+    subject: Subject
+    path: Path
+
+    @classmethod
+    def in_directory(cls, subject: Subject, directory: Path) -> Destination:
+        """Make the directory."""
+        directory.mkdir()
+        return cls(subject, directory / "content")
+
+    def beside(self, name: str) -> Destination:
+        """Return another one in the same directory."""
+        return Destination(self.subject, self.path.with_name(name))
+
+    def sink(self, token: Any = None) -> Any:
+        """Return a sink that begins, or continues where a flush has returned ``token``."""
+        subject, target = self.subject, str(self.path.parent / "target")
+        context = SinkContext(destination=str(self.path), target=target, options=subject.made_options, token=token)
+        return CheckedSink(subject.make(context), subject.catalogue, subject.descriptor, target)
+
+    def convert(self, batches: Iterable[MessageBatch], *, continues: bool = False) -> list[MessageBatch]:
+        """Write and flush each batch, then finish. Return what was not refused. ``continues``: with a new sink after each."""
+        sink, written = self.sink(), []
+        for batch in batches:
+            written.append(accepted(sink, batch))
+            if len(written[-1]):
+                sink.write(written[-1])
+            token = flushed(sink)
+            if continues:
+                sink.close()
+                sink = self.sink(token)
+        complete(sink)
+        return written
+
+
+def flushed(sink: Any) -> Any:
+    """Flush. Return the token as a conversion that continues gets it."""
+    return json.loads(json.dumps(sink.flush()))
 
 
 def check_same(place: Path, whole: Path) -> None:
