@@ -5,7 +5,6 @@ Those of written segments, which record types have to pass, too, are in :class:`
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -20,22 +19,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from msgstore.contract import BoundRecord, Capability, FormatContext, GapFill, RecordContext, RecordError, SegmentFormat
+from msgstore.contract import BoundRecord, Capability, FormatContext, GapFill, RecordContext, SegmentFormat
 from msgstore.scan.formats import OWN_RECORD
 from msgstore.testing.compaction import Compacted
 from msgstore.testing.faults import SECTOR
 from msgstore.testing.golden import described, golden
 from msgstore.testing.plugin import skip_without
-from msgstore.testing.probes import Batch, batches, clock_at, flipped, is_linear, numbered, peak_of, texts, tried, within
+from msgstore.testing.probes import clock_at, is_linear, numbered, peak_of, texts, tried, within
 from msgstore.testing.records import BESIDE, RoundTripTests
 from msgstore.testing.segments import (
     check_anything,
-    check_odd_bodies,
     check_scan,
-    check_values,
     expected,
     made,
-    rows,
     salvaged,
     written,
 )
@@ -74,60 +70,34 @@ def _nested(form: SegmentFormat, size: int) -> bytes:
     return record
 
 
+HOSTILE: dict[str, Callable[[SegmentFormat, int], bytes]] = {
+    "zeros": lambda *_: b"\0",
+    "ones": lambda *_: b"\1",
+    "high bytes": lambda *_: b"\xff",
+    "noise": lambda _, size: Random(size).randbytes(size),
+    "smallest records": lambda form, size: _records(form, max(size // len(_records(form, 1)), 1)),
+    "records of one id": lambda form, _: _records(form, 1),
+    "heads of large records": lambda form, size: _records(form, 1, bytes(size // 2))[:24],
+    "half heads": lambda form, _: _records(form, 1)[:3],
+    "records in records": lambda form, size: _nested(form, size + 1),
+    "chains that break": lambda form, _: _records(form, 9)[:-1],
+    "records that are cut off": lambda form, _: _records(form, 1, b"x" * 60)[:40],
+    "gaps that are filled": lambda form, _: _filled(form),
+}
+
+
 def _hostile(form: SegmentFormat, kind: str, size: int) -> bytes:
     """Return what fills a segment of ``size`` bytes, as often as it fits, and is cut off at its end."""
-    pieces: dict[str, Callable[[], bytes]] = {
-        "zeros": lambda: b"\0",
-        "ones": lambda: b"\1",
-        "high bytes": lambda: b"\xff",
-        "noise": lambda: Random(size).randbytes(size),
-        "smallest records": lambda: _records(form, max(size // len(_records(form, 1)), 1)),
-        "records of one id": lambda: _records(form, 1),
-        "heads of large records": lambda: _records(form, 1, bytes(size // 2))[:24],
-        "half heads": lambda: _records(form, 1)[:3],
-        "records in records": lambda: _nested(form, size + 1),
-        "gaps that are filled": lambda: _filled(form),
-        "chains that break": lambda: _records(form, 9)[:-1],
-        "records that are cut off": lambda: _records(form, 1, b"x" * 60)[:40],
-    }
-    piece = pieces[kind]()
+    piece = HOSTILE[kind](form, size)
     return form.header + (piece * (size // len(piece) + 1))[:size]
 
 
-HOSTILE = (
-    "zeros", "ones", "high bytes", "noise", "smallest records", "records of one id", "heads of large records", "half heads",
-    "records in records", "chains that break", "records that are cut off", "gaps that are filled",
-)  # fmt: skip
 _spots = st.binary(min_size=1, max_size=40) | st.integers(1, 40).map(bytes) | st.integers(1, 40).map(lambda n: b"\xff" * n)
 _sizes = st.integers(0, 60) | st.integers(400, 700)
 
 
 class SegmentFormatTests(RoundTripTests):
     kinds = ("format",)
-
-    @tried(30)
-    @given(messages=batches(least=1), bit=st.integers(0, 2000))
-    def test_fields_of_records(self, subject: Subject, form: Any, messages: Batch, bit: int) -> None:
-        """A failure means that ``fields`` does not give one value for each of the descriptor's, of its kind or None; or raises
-        for a record, or anything but RecordError for a changed one."""
-        subject.needs(Capability.FIELDS)
-        data, placed = written(form, messages)
-        for entry in placed:
-            record = data[entry.offset : entry.end]
-            check_values(subject.descriptor.fields, form.fields(record))
-            for at in (bit % (8 * len(record)), *range(7, 8 * (len(record) - len(entry.body)), 8)):  # 7: the sign of a number
-                spoilt = form.header + flipped(record, at)
-                with contextlib.suppress(RecordError):  # whatever a scan says
-                    form.fields(spoilt[len(form.header) :])
-                for _, offset, size in rows(form.scan(spoilt).records):
-                    with contextlib.suppress(RecordError):
-                        check_values(subject.descriptor.fields, form.fields(spoilt[offset : offset + size]))
-
-    def test_fields_of_odd_bodies(self, subject: Subject, form: Any) -> None:
-        """A failure means that ``fields`` raises something else than RecordError, or gives a value that is not of its kind, for
-        a body that a client may write: a number that is none, or has too many digits, a text that is no UTF-8."""
-        subject.needs(Capability.FIELDS)
-        check_odd_bodies(form, form, subject.descriptor.fields)
 
     def test_a_time_in_records(self, subject: Subject) -> None:
         """A failure means that records keep the time at which they were written, and the format does not claim VERBATIM: a

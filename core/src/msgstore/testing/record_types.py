@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import attrs
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from msgstore.contract import Capability, FormatContext, RecordError
+from msgstore.contract import FormatContext, RecordError
 from msgstore.testing.plugin import skip_without
 from msgstore.testing.probes import Batch, batches, flipped, numbered, tried
 from msgstore.testing.records import RoundTripTests
 from msgstore.testing.segments import (
     UNASSIGNED,
     byte_of,
-    check_odd_bodies,
     check_records,
-    check_values,
     expected,
     format_of,
     record_of,
@@ -81,29 +77,3 @@ class RecordTypeTests(RoundTripTests):
         old, first = written(subject.catalogue.make(own, FormatContext(own.options())), messages[:3])
         data, second = written(form, messages[3:], after=old)
         check_records(form, data, form.scan(data).records, first + second)
-
-    @tried(30)
-    @given(messages=batches(least=1), flips=st.lists(st.integers(0, 2000), max_size=4))
-    def test_fields_of_records(self, subject: Subject, form: Any, messages: Batch, flips: list[int]) -> None:
-        """A failure means that ``fields`` does not give one value for each of the descriptor's, of its kind or None, the same
-        whatever options read them; or raises anything but RecordError for a record that cannot say."""
-        subject.needs(Capability.FIELDS)
-        data, placed = written(form, messages)
-        fields, record, reader = subject.descriptor.fields, record_of(subject), record_of(attrs.evolve(subject, options={}))
-        for entry in placed:
-            whole = data[entry.offset : entry.end]
-            values = record.fields(whole)
-            check_values(fields, values)
-            assert reader.fields(whole) == values, "made with other options, it reads other fields"
-            for bits in (flips, *([8 * at + 7] for at in range(record.overhead))):  # 7: the sign of a number
-                spoilt = whole
-                for bit in bits:
-                    spoilt = flipped(spoilt, bit % (8 * len(spoilt)))
-                with contextlib.suppress(RecordError):  # whatever check says: a record with a right checksum may hold the same
-                    check_values(fields, record.fields(spoilt))
-
-    def test_fields_of_odd_bodies(self, subject: Subject, form: Any) -> None:
-        """A failure means that ``fields`` raises something else than RecordError, or gives a value that is not of its kind, for
-        a body that a client may write: a number that is none, or has too many digits, a text that is no UTF-8."""
-        subject.needs(Capability.FIELDS)
-        check_odd_bodies(form, record_of(subject), subject.descriptor.fields)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgstore.contract import Capability, PluginError, ScanEnd, SegmentFormat
+from msgstore.contract import Capability, PluginError, RecordError, ScanEnd, SegmentFormat
 from msgstore.locations import LIMIT
 from msgstore.testing.compaction import after
 from msgstore.testing.plugin import KitTests
@@ -45,10 +45,14 @@ from msgstore.testing.segments import (
     check_scan,
     check_spoilt,
     check_times,
+    check_values,
     expected,
+    fields_of,
     made,
     mapped,
+    odd_bodies,
     outcome,
+    reader_of,
     rows,
     written,
 )  # fmt: skip
@@ -252,6 +256,40 @@ class RoundTripTests(KitTests):
         check_options(subject)
         if subject.has(Capability.FIELDS):
             check_times(subject)
+
+    @tried(30)
+    @given(messages=batches(least=1), flips=st.lists(st.integers(0, 2000), max_size=4))
+    def test_fields_of_records(self, subject: Subject, form: SegmentFormat, messages: Batch, flips: list[int]) -> None:
+        """A failure means that ``fields`` does not give one value for each of the descriptor's, of its kind or None, the same
+        whatever options read them; or raises for a record, or anything but RecordError for a changed one. Of a format, the
+        values of a changed record count where a scan finds it."""
+        subject.needs(Capability.FIELDS)
+        data, placed = written(form, messages)
+        fields, reader = subject.descriptor.fields, reader_of(subject)
+        for entry in placed:
+            whole = data[entry.offset : entry.end]
+            values = fields_of(subject, whole)
+            without = fields_of(attrs.evolve(subject, options={}), whole)
+            assert without == values, "made with other options, it reads other fields"
+            for bits in (flips, *([at] for at in range(7, 8 * (len(whole) - len(entry.body)), 8))):  # 7: the sign of a number
+                spoilt = whole
+                for bit in bits:
+                    spoilt = flipped(spoilt, bit % (8 * len(spoilt)))
+                with contextlib.suppress(RecordError):  # whatever a scan says: a record with a right checksum may hold the same
+                    values = reader.fields(spoilt)
+                    check_values(fields, values) if subject.kind == "record" else None
+                for _, offset, size in rows(form.scan(form.header + spoilt).records):
+                    with contextlib.suppress(RecordError):
+                        check_values(fields, reader.fields((form.header + spoilt)[offset : offset + size]))
+
+    def test_fields_of_odd_bodies(self, subject: Subject, form: SegmentFormat) -> None:
+        """A failure means that ``fields`` raises something else than RecordError, or gives a value that is not of its kind, for
+        a body that a client may write: a number that is none, or has too many digits, a text that is no UTF-8."""
+        subject.needs(Capability.FIELDS)
+        bodies = [*odd_bodies(subject.descriptor.fields)]
+        for body, (msg_id, _) in zip(bodies, numbered(len(bodies)), strict=True):
+            with contextlib.suppress(RecordError):
+                fields_of(subject, form.encode([msg_id], [body])[0])
 
     def test_bodies_of_any_size(self, subject: Subject, form: SegmentFormat) -> None:
         """A failure means that a size field, or a size that stands for another, is wrong for one size: a body, a record, or a

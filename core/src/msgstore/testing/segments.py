@@ -250,18 +250,14 @@ def check_values(fields: Sequence[Any], values: object) -> None:
             assert is_unicode, f"{field.name} is {value!r}, with a surrogate, which cannot be written as UTF-8"
 
 
-def check_odd_bodies(form: SegmentFormat, reader: Any, fields: Sequence[Any]) -> None:
-    """``reader``: what has the method ``fields``."""
-    bodies = [*odd_bodies(fields)]
-    data, placed = written(form, [(msg_id, body) for (msg_id, _), body in zip(numbered(len(bodies)), bodies, strict=True)])
-    for record in placed:
-        with contextlib.suppress(RecordError):
-            check_values(fields, reader.fields(data[record.offset : record.end]))
+def reader_of(subject: Subject) -> Any:
+    """Return what has the method ``fields``: the record type under test, or the format."""
+    return record_of(subject) if subject.kind == "record" else made(subject)
 
 
 def fields_of(subject: Subject, record: bytes) -> tuple[Any, ...]:
     """Return what a record type or a format calls the fields of a record."""
-    values: tuple[Any, ...] = (record_of(subject) if subject.kind == "record" else made(subject)).fields(record)
+    values: tuple[Any, ...] = reader_of(subject).fields(record)
     check_values(subject.descriptor.fields, values)
     return values
 
