@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from msgstore.contract import Capability, Index
 from msgstore.locations import pack_location
 from msgstore.testing.faults import FailingFiles, Listing, file_size_limit, listing
-from msgstore.testing.index_model import IDS, NOTHING, Entries, IndexDirectory, entries_of, loaded
+from msgstore.testing.index_model import IDS, NOTHING, Dictionary, Entries, IndexDirectory, entries_of, loaded
 from msgstore.testing.plugin import KitTests
 from msgstore.testing.probes import LineInterleaver, open_files, tree
 from msgstore.testing.processes import in_a_process
@@ -34,7 +35,7 @@ MANY = [random.Random(n).randbytes(16) for n in range(9000)]
 """More ids than a library fetches, or binds to one statement, at once."""
 LARGE_STATE = {b"large %d" % n: bytes([n]) * 300_000 for n in range(9)}
 """More bytes than SQLite keeps in memory: it writes a part of them before the commit."""
-CHANGES: dict[str, Callable[[Index, list[bytes]], object]] = {
+CHANGES: dict[str, Callable[[Any, list[bytes]], object]] = {
     "nothing": lambda *_: None,
     "enter": lambda index, ids: index.enter(ids, range(len(ids))),
     "enter with references": lambda index, ids: index.enter(tuple(ids), range(9, 9 + len(ids)), [3] * len(ids)),
@@ -67,14 +68,15 @@ class IndexCommitTests(KitTests):
         index, persistent = opened(place), place.subject.has(Capability.PERSISTENT)
         values = dict(zip((b"%d" % n for n in range(999)), itertools.product(STATES, repeat=4), strict=False))
         state: dict[bytes, bytes] = {}
-        expected = dict(entries_of(index))
+        expected = Dictionary(entries_of(index))
         for step in range(4):
             for name, change in CHANGES.items():
                 ids = [msg_id for msg_id, names in SEQUENCES.items() if names[step] == name]
                 change(index, ids)
-                change_dictionary(expected, name, ids)
+                change(expected, ids)
             entries = entries_of(index)
-            wrong = [SEQUENCES.get(i, (i.hex(),)) for i in {*entries, *expected} if entries.get(i) != expected.get(i)]
+            ids = [*entries, *expected.entries]
+            wrong = [SEQUENCES.get(i, (i.hex(),)) for i in ids if entries.get(i) != expected.entries.get(i)]
             assert not wrong, f"an entry is another one than in a dictionary after: {', '.join(wrong[0][: step + 1])}"
             index.freeze({key: given[step] for key, given in values.items()})
             is_same = entries_of(index) == entries
@@ -89,7 +91,7 @@ class IndexCommitTests(KitTests):
                     index.commit()
             elif between == "a clear" and step == 2:
                 index.clear()
-                state, expected = {}, {}
+                state, expected = {}, Dictionary()
         index.release([A, *MANY[::7]])
         index.commit()
         assert len(index) == len(entries_of(index))
@@ -312,26 +314,7 @@ def opened(place: IndexDirectory) -> Index:
     return index
 
 
-def change_dictionary(entries: Entries, name: str, ids: list[bytes]) -> None:
-    """Make a change of ``CHANGES`` in a dictionary of entries."""
-    for number, msg_id in enumerate(ids):
-        at, count = entries.get(msg_id, (0, 0))
-        match name:
-            case "enter":
-                entries[msg_id] = (number, 1)
-            case "enter with references":
-                entries[msg_id] = (9 + number, 3)
-            case "add a reference" if count:
-                entries[msg_id] = (at, count + 1)
-            case "release" if count > 1:
-                entries[msg_id] = (at, count - 1)
-            case "release" | "release all":
-                entries.pop(msg_id, None)
-            case "relocate" if count:
-                entries[msg_id] = (at + 1, count)
-
-
-def relocate_all(index: Index, ids: list[bytes]) -> None:
+def relocate_all(index: Index | Dictionary, ids: list[bytes]) -> None:
     old = [index.get(msg_id) or 0 for msg_id in ids]
     assert index.relocate(ids, old, [at + 1 for at in old]) == len(ids)
 

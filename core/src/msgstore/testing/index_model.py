@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import reprlib
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from msgstore.contract import Capability, Index, IndexContext
-from msgstore.contract.indexes import MAX_REFERENCES
+from msgstore.contract.indexes import MAX_REFERENCES, ReleaseResult
 from msgstore.files import Files
 from msgstore.locations import LIMIT, pack_location
 from msgstore.testing.faults import FailingFiles, TornFiles, UnsyncedFiles, copy_of, file_size_limit, listing
@@ -62,6 +63,45 @@ def assert_index_equals(index: Index, entries: Entries, ids: Iterable[bytes] = (
 
 
 @attrs.define
+class Dictionary:
+    """What an index has to equal: its methods, on a dictionary."""
+
+    entries: Entries = attrs.field(factory=dict)
+
+    def get(self, msg_id: bytes) -> int | None:
+        return self.entries[msg_id][0] if msg_id in self.entries else None
+
+    def references(self, msg_id: bytes) -> int:
+        return self.entries[msg_id][1] if msg_id in self.entries else 0
+
+    def enter(self, ids: Iterable[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
+        self.entries.update(zip(ids, zip(locations, references or itertools.repeat(1), strict=False), strict=True))
+
+    def add_reference(self, msg_id: bytes) -> bool:
+        if msg_id in self.entries:
+            at, count = self.entries[msg_id]
+            self.entries[msg_id] = (at, count + 1)
+        return msg_id in self.entries
+
+    def release(self, ids: Iterable[bytes]) -> ReleaseResult:
+        released = ReleaseResult([], [])
+        for msg_id in ids:
+            at, count = self.entries.pop(msg_id, (0, 0))
+            if count > 1:
+                self.entries[msg_id] = (at, count - 1)
+            elif count == 1:
+                released.freed.append((msg_id, at))
+            else:
+                released.missing.append(msg_id)
+        return released
+
+    def relocate(self, ids: Iterable[bytes], old: Iterable[int], new: Iterable[int]) -> int:
+        moved = {i: (to, self.references(i)) for i, at, to in zip(ids, old, new, strict=True) if self.get(i) == at}
+        self.entries.update(moved)
+        return len(moved)
+
+
+@attrs.define
 class IndexDirectory:
     """The directory of one store."""
 
@@ -88,7 +128,7 @@ class IndexDirectory:
 
 
 class IndexAgainstDictionary(RuleBasedStateMachine):
-    """``entries`` and ``state`` are what the index holds; ``due`` is what is set aside for a commit; ``durable`` has the states
+    """``model`` and ``state`` are what the index holds; ``due`` is what is set aside for a commit; ``durable`` has the states
     of which a process may find any one that starts after this one was killed."""
 
     def __init__(self, subject: Subject) -> None:
@@ -112,7 +152,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         found = loaded(self.index)
         self.check_durable(found)
         self.durable = [found]
-        self.state, self.entries = dict(found[0]), dict(found[1])
+        self.state, self.model = dict(found[0]), Dictionary(dict(found[1]))
         self.due: Saved | None = None
 
     def check_durable(self, found: Saved | None = None) -> None:
@@ -127,48 +167,35 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
 
     @rule(batch=batches, references=st.lists(_counts, min_size=6, max_size=6) | st.none())
     def enter(self, batch: Mapping[bytes, int], references: list[int] | None = None) -> None:
-        counts = (references or [1] * len(batch))[: len(batch)]
-        self.index.enter(list(batch), iter(batch.values()), iter(counts) if references else None)
-        self.entries.update(zip(batch, zip(batch.values(), counts, strict=True), strict=True))
+        for each in (self.index, self.model):
+            each.enter(list(batch), iter(batch.values()), iter(references[: len(batch)]) if references else None)
 
     @rule(msg_id=st.sampled_from(IDS))
     def add_reference(self, msg_id: bytes) -> None:
-        at, count = self.entries.get(msg_id, (0, 0))
-        if count < MAX_REFERENCES:
-            assert self.index.add_reference(msg_id) is bool(count), "add_reference must say whether there is an entry"
-            if count:
-                self.entries[msg_id] = (at, count + 1)
+        if self.model.references(msg_id) < MAX_REFERENCES:
+            is_there = self.model.add_reference(msg_id)
+            assert self.index.add_reference(msg_id) is is_there, "add_reference must say whether there is an entry"
 
     @rule(ids=st.lists(st.sampled_from(IDS), max_size=8))
     def release(self, ids: list[bytes]) -> None:
-        freed, missing = [], []
-        for msg_id in ids:
-            at, count = self.entries.pop(msg_id, (0, 0))
-            if count > 1:
-                self.entries[msg_id] = (at, count - 1)
-            elif count == 1:
-                freed.append((msg_id, at))
-            else:
-                missing.append(msg_id)
-        released = self.index.release(ids)
-        assert sorted(released.freed) == sorted(freed), (
+        released, expected = self.index.release(ids), self.model.release(ids)
+        assert sorted(released.freed) == sorted(expected.freed), (
             "freed must have each entry that lost its last reference; an id given twice loses two"
         )
-        assert released.missing == missing, "missing must have each id without an entry, as often as it was given"
+        assert released.missing == expected.missing, "missing must have each id without an entry, as often as it was given"
 
     @rule(moves=st.dictionaries(st.sampled_from(IDS), st.tuples(_locations, _locations, st.booleans()), max_size=6))
     def relocate(self, moves: dict[bytes, tuple[int, int, bool]]) -> None:
         """The third value says whether the location of before is given, or another."""
-        old = [self.entries[i][0] if right and i in self.entries else at for i, (at, _, right) in moves.items()]
-        new = {i: to for (i, (_, to, _)), was in zip(moves.items(), old, strict=True) if self.entries.get(i, (None,))[0] == was}
-        relocated = self.index.relocate(list(moves), old, [to for _, to, _ in moves.values()])
-        assert relocated == len(new), "relocate must move exactly the entries whose location is still the old one"
-        self.entries.update({msg_id: (to, self.entries[msg_id][1]) for msg_id, to in new.items()})
+        entries, new = self.model.entries, [to for _, to, _ in moves.values()]
+        old = [entries[i][0] if right and i in entries else at for i, (at, _, right) in moves.items()]
+        relocated, expected = (each.relocate(list(moves), old, new) for each in (self.index, self.model))
+        assert relocated == expected, "relocate must move exactly the entries whose location is still the old one"
 
     @rule(more=batches)
     def items_are_as_of_the_call(self, more: dict[bytes, int]) -> None:
         items = self.index.items()
-        expected = sorted((msg_id, at, count) for msg_id, (at, count) in self.entries.items())
+        expected = sorted((msg_id, at, count) for msg_id, (at, count) in self.model.entries.items())
         self.enter(more)
         self.release(list(more)[::2])
         assert sorted(items) == expected, "items() shows changes made after the call"
@@ -177,20 +204,20 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
     def length(self, key: Any = ()) -> None:
         """Not an invariant: an index may compute its length late. What cannot be a key is a TypeError: otherwise
         ``client.read([...])`` ends in a library's own error, or in "no such message"."""
-        assert len(self.index) == len(self.entries), "len must be the number of entries"
+        assert len(self.index) == len(self.model.entries), "len must be the number of entries"
         if key != ():
             with pytest.raises(TypeError):
                 self.index.get(key)
 
     @invariant()
     def agrees(self) -> None:
-        assert_index_equals(self.index, self.entries, IDS)
+        assert_index_equals(self.index, self.model.entries, IDS)
 
     @rule(commits=st.booleans())
     def clear(self, commits: bool) -> None:
         """Drop everything, on disk now or with the next commit, which may follow at once: what was set aside is gone, too."""
         self.index.clear()
-        self.entries, self.state, self.due = {}, {}, None
+        self.model, self.state, self.due = Dictionary(), {}, None
         if self.persistent:
             self.durable.append(NOTHING)
         if commits:
@@ -207,7 +234,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
         self.index.freeze(state)
         if self.persistent:
             self.state = {key: value for key, value in {**self.state, **state}.items() if value is not None}
-            self.due = dict(self.state), dict(self.entries)
+            self.due = dict(self.state), dict(self.model.entries)
 
     @rule(batch=batches, state=st.none() | changes, failure=failures)
     def commit(self, batch: Mapping[bytes, int], state: Mapping[bytes, bytes | None] | None, failure: tuple[Any, int]) -> None:
@@ -272,7 +299,7 @@ class IndexAgainstDictionary(RuleBasedStateMachine):
     @rule(state=st.dictionaries(_keys, _values, max_size=3), failure=failures)
     def restart(self, state: dict[bytes, bytes], failure: tuple[Any, int]) -> None:
         """A close that fails releases nothing and can be repeated; a second close does nothing."""
-        closed = state, dict(self.entries)
+        closed = state, dict(self.model.entries)
         if self._fails(failure, lambda: self.index.close(state), closed):
             self.agrees()
             self.index.close(state)
