@@ -158,9 +158,11 @@ def opening(path: Path, cell: Cell, **usual: Any) -> Iterator[Callable[..., msgs
         stores.append(open_with(path, files, **cell.keys, **usual | keys))
         return stores[-1]
 
-    yield open_it
-    for store in stores:
-        store.abandon()
+    try:
+        yield open_it
+    finally:
+        for store in stores:
+            store.abandon()
 
 
 @functools.cache
