@@ -141,6 +141,7 @@ def test_the_checksum_of_the_directory_page_is_right():
 # -- figures come from a command that prints the rows of the page ---------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (find_spec("msgstore_ets_index") and find_spec("msgstore_format_v2")), reason="the store that is timed has ets and v2"
 )
