@@ -297,7 +297,7 @@ def test_unconfirmed_bytes_stay_within_the_bound(durability, clients, sizes, ind
     store = open_with(tmp_path, UnsyncedFiles(), index=index, durability=durability, **BOUND)
     writers = [store.client(on_confirm=confirmed) for _ in range(clients)]
     most = 0
-    for number in range(1000):
+    for number in range(300):
         msg_id, body = number.to_bytes(16), bytes(sizes[number % len(sizes)])
         unconfirmed[msg_id] = 1024 + len(body) if sizes == [0] else len(body)
         writers[number % clients].write(msg_id, body)

@@ -213,7 +213,7 @@ each_index = pytest.mark.parametrize("index_name", ["ets", "lmdb"])
 @each_index
 def test_store_after_some_faults_is_whole(phase, index_name, tmp_path):
     """A few failures of each phase; the others are for the environment crash."""
-    sample = Sample(1 if phase == "unchanged" else 12, 4)
+    sample = Sample(6 if phase == "unchanged" else 24, 4)
     outcome = run_cell(FaultCell(4, phase, index_name, "os"), tmp_path, kinds=["EIO", "ENOSPC"], sample=sample)
     assert outcome.states or phase == "unchanged", "nothing was made to fail"
     assert not outcome.failures, outcome.said
