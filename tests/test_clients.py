@@ -19,10 +19,10 @@ from msgstore.contract import StoreClosed, StoreIOError
 from msgstore.engine.write import flusher
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.testing.probes import eager_switching
-from support import A, B, C, D, HookedFiles, counts, failing, in_threads, open_with, play, until
+from support import LETTERS, A, B, C, D, HookedFiles, counts, failing, in_threads, open_with, play, until
 
 KEYS = {"sync_interval": "1h"}
-IDS = [bytes([number]) * 16 for number in range(1, 9)]
+IDS = list(LETTERS.values())
 
 
 # -- counts ---------------------------------------------------------------------------------------------------------------
@@ -45,14 +45,6 @@ SEQUENCES = {
     # W1 W2 W1 R1 T W3 R2 W2 R1 R2 R3 W4 of the essay on RabbitMQ's store, where T, the client's end, overtakes what follows.
     "the sequence of the essay": ("1+A 1+B 1+A 1-A f 1+C 1-B 1+B 1-A 1-B 1-C 1+D 1x", {}),
 }
-
-
-def raising(error, *before):
-    """Yield these ids, and raise."""
-    yield from before
-    raise error
-
-
 """Histories, as ``support.play`` has them, and the counts afterwards."""
 
 
@@ -84,6 +76,11 @@ def test_dead_record_of_current_segment_is_revived(store, files, client, steps):
 
 def test_removal_with_wrong_id_keeps_messages(store):
     """What was popped before the mistake was found is given back or removed; nothing is half there."""
+
+    def raising(error, *before):
+        yield from before
+        raise error
+
     one, two = store.client(), store.client()
     play(store, "1+A 2+A 1+BC", {"1": one, "2": two})
     for ids in ([B, b"short"], [A, B, 7], [C, b""], [C, []]):

@@ -149,19 +149,17 @@ def letters(tmp_path, monkeypatch):
     return tmp_path / "letters"
 
 
-@pytest.mark.parametrize("how", ["configuration", "JSON"])
-def test_commands_take_options_of_codec(letters, config, how, tmp_path):
-    options = ["--body", "aes-gcm", *config]
+def test_commands_take_options_of_codec(letters, config, tmp_path):
+    """From a configuration, or as JSON."""
+    body = json.dumps({"use": "aes-gcm", "key": {"file": str(tmp_path / "key")}})
     wrong = ["--body", json.dumps({"use": "aes-gcm", "key": "cd" * 16})]
-    if how == "JSON":
-        options = ["--body", json.dumps({"use": "aes-gcm", "key": {"file": str(tmp_path / "key")}})]
-    assert not json_of("scan", letters, *options)[0]["damage"]
+    for number, options in enumerate((["--body", "aes-gcm", *config], ["--body", body])):
+        assert not json_of("scan", letters, *options)[0]["damage"]
+        json_of("salvage", letters, tmp_path / f"rescued{number}", *options)
     json_of("scan", letters, *wrong, code=1)
-    json_of("salvage", letters, tmp_path / "rescued", *options)
     json_of("salvage", letters, tmp_path / "nothing", *wrong, code=1)
     for verb in (["scan", letters], ["salvage", letters, tmp_path / "none"]):
         assert "other options of the codec 'aes-gcm'" in " ".join(command(*verb, *wrong, code=1).stdout.split())
-    body = json.dumps({"use": "aes-gcm", "key": {"file": str(tmp_path / "key")}})
     rows = json_of("messages", letters, "--source-option", f"body={body}")
     assert [base64.b64decode(row["body"]) for row in rows if "body" in row] == [b"secret"]
     rows = json_of("messages", letters, "--source-option", f"body={wrong[1]}", code=1)
@@ -169,7 +167,7 @@ def test_commands_take_options_of_codec(letters, config, how, tmp_path):
     command("convert", letters, tmp_path / "files.parquet", "--source-option", f"body={body}")
     command("convert", tmp_path / "files.parquet", tmp_path / "again", "--sink", "store", "--sink-option", f"body={body}")
     command("migrate", "letters", tmp_path / "migrated", "--to", "v2", *config)
-    for copy in ("rescued", "again", "migrated"):
+    for copy in ("rescued0", "rescued1", "again", "migrated"):
         with msgstore.open_store(tmp_path / copy, body={"use": "aes-gcm", "key": KEY}) as store:
             assert store.read(A) == b"secret"
 
