@@ -20,7 +20,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ from msgstore.contract import StoreClosed
 from msgstore.engine import opening
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.state.lifecycle import Callbacks
-from support import A, B, C, Cell, FullDisk, HookedFiles, open_with, play, until
+from support import A, B, C, Cell, FullDisk, open_with, play, until
 
 SIGNALS = 40
 """That come in the middle of each change."""
@@ -120,25 +119,26 @@ def is_interrupted(change: Callable[[], object], seconds: float, outside: type[B
     return False
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends signals")
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("outside", ["KeyboardInterrupt", "ArithmeticError"])
-@pytest.mark.parametrize("name", ["ets", "lmdb"])
-def test_change_interrupted_by_signal_keeps_confirmed(name: str, outside: str, change: str, tmp_path: Path) -> None:
-    """In a process of its own: what such a signal leaves of the standard library's locks is not for other tests."""
-    command = [sys.executable, "-X", "faulthandler", __file__, name, outside, str(tmp_path), change]
+def run_this_file(*arguments: str) -> None:
+    """In a process of its own: what a signal leaves of the standard library's locks is not for other tests."""
+    command = [sys.executable, "-X", "faulthandler", __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
-def duration(run: Run, change: str) -> float:
-    """Seconds."""
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends signals")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("outside", ["KeyboardInterrupt", "ArithmeticError"])
+def test_change_interrupted_by_signal_keeps_confirmed(kind, outside, change, tmp_path):
+    run_this_file(kind, outside, str(tmp_path), change)
+
+
+def duration(call: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
     begin = time.perf_counter()
-    CHANGES[change](run)
-    lasts = time.perf_counter() - begin
-    run.store.close()
-    return lasts
+    call()
+    return time.perf_counter() - begin
 
 
 def disable_logging() -> None:
@@ -149,7 +149,10 @@ def disable_logging() -> None:
 def signals(name: str, outside: type[BaseException], path: Path, change: str) -> None:
     disable_logging()
     rng = random.Random(change)
-    lasts = min(duration(scene(path / f"timed{n}", name), change) for n in range(5))
+    timed = [scene(path / f"timed{n}", name) for n in range(5)]
+    lasts = min(duration(partial(CHANGES[change], run)) for run in timed)
+    for run in timed:
+        run.store.close()
     tries = came = 0
     while came < SIGNALS:
         tries += 1
@@ -161,12 +164,9 @@ def signals(name: str, outside: type[BaseException], path: Path, change: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outside", ["KeyboardInterrupt", "SystemExit"])
-@pytest.mark.parametrize("name", ["ets", "lmdb"])
-def test_opening_interrupted_by_signal_leaves_nothing(name: str, outside: str, tmp_path: Path) -> None:
+def test_opening_interrupted_by_signal_leaves_nothing(kind, outside, tmp_path):
     """No lock, no thread, every count, and the exception is what the handler has raised."""
-    command = [sys.executable, "-X", "faulthandler", __file__, name, outside, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_this_file(kind, outside, str(tmp_path))
 
 
 def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> None:
@@ -176,11 +176,7 @@ def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> N
     with run.store as store:
         store.flush()
         truth = {entry.msg_id: entry.references for entry in store.entries()}
-    lasts = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        open_with(run.path, **keys).close()
-        lasts.append(time.perf_counter() - begin)
+    lasts = min(duration(lambda: open_with(run.path, **keys).close()) for _ in range(5))
     opened: list[msgstore.Store] = []
     usual = opening._use
 
@@ -190,7 +186,7 @@ def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> N
 
     opening._use = use
     for _ in range(SIGNALS):
-        while not is_interrupted(partial(open_with, run.path, **keys), rng.uniform(1e-6, min(lasts)), outside) or opened:
+        while not is_interrupted(partial(open_with, run.path, **keys), rng.uniform(1e-6, lasts), outside) or opened:
             opened.pop().close()
         # An interrupt in ``Thread.start`` may leave a lock of the standard library held, for which the new thread then waits
         # before it runs anything: it has an ``ident``, but is not alive.
@@ -199,12 +195,11 @@ def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> N
             assert {entry.msg_id: entry.references for entry in store.entries()} == truth
 
 
-def test_interrupt_in_flush_ends_the_store(tmp_path: Path) -> None:
+def test_interrupt_in_flush_ends_the_store(tmp_path, files):
     """Every call is refused, the interrupt passes through the block, and the directory is free for the next opening."""
-    confirmed: list[bytes] = []
-    files = HookedFiles()
+    confirmed = []
 
-    def use() -> None:
+    def use():
         with open_with(tmp_path, files, sync_interval="1h") as store, store.client(on_confirm=confirmed.extend) as client:
             play(store, "+A f +BC", client)
             files.after("pwrite", interrupt)
@@ -219,7 +214,7 @@ def test_interrupt_in_flush_ends_the_store(tmp_path: Path) -> None:
         use()
     assert confirmed == [A]
     with msgstore.open_store(tmp_path) as store:
-        assert store.client().read(A) == A * 3
+        assert store.read(A) == A * 3
 
 
 def test_exception_of_a_handler_after_a_callback_leaves_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +247,19 @@ def test_confirm_callback_that_exits_closes_the_store(tmp_path: Path) -> None:
         assert again.client().read(A) == b"body"
 
 
-@pytest.mark.parametrize("kind", ["ets", "lmdb"])
-def test_handler_that_raises_in_relocation_ends_the_store(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ring() -> Iterator[Callable[[], None]]:
+    """Send a signal whose handler raises ArithmeticError."""
+
+    def handle(*_: object) -> None:
+        raise ArithmeticError
+
+    usual = signal.signal(signal.SIGUSR1, handle)
+    yield partial(signal.raise_signal, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, usual)
+
+
+def test_handler_that_raises_in_relocation_ends_the_store(kind, ring, tmp_path, monkeypatch):
     """The index has the new places already, and the statistics do not: the copies would be deleted as empty ones."""
     ids = [bytes([number]) * 16 for number in range(20)]
     store = open_with(tmp_path, index=kind, format="v1", gc_interval=0)
@@ -261,61 +267,31 @@ def test_handler_that_raises_in_relocation_ends_the_store(kind: str, tmp_path: P
     client.write_many((msg_id, msg_id * 10) for msg_id in ids)
     store.roll()
     client.remove(ids[::2])
-    relocate = store._accounting.index.relocate
-
-    def ring(*_: object) -> None:
-        raise ArithmeticError
-
-    def interrupted(*arguments: Any) -> int:
-        number = relocate(*arguments)
-        signal.raise_signal(signal.SIGUSR1)
-        return number
-
-    usual = signal.signal(signal.SIGUSR1, ring)
-    monkeypatch.setattr(store._accounting.index, "relocate", interrupted)
-    try:
-        with pytest.raises(ArithmeticError):
-            store.compact(everything=True)
-    finally:
-        signal.signal(signal.SIGUSR1, usual)
+    index, relocate = store._accounting.index, store._accounting.index.relocate
+    monkeypatch.setattr(index, "relocate", lambda *arguments: (relocate(*arguments), ring())[0])
+    with pytest.raises(ArithmeticError):
+        store.compact(everything=True)
     with pytest.raises(StoreClosed, match="ArithmeticError came in the middle of a change"):
         store.flush()
     with open_with(tmp_path, index=kind, format="v1") as again:
-        bodies = again.read_many(ids[1::2])
-    assert bodies == {msg_id: msg_id * 10 for msg_id in ids[1::2]}
+        assert again.read_many(ids[1::2]) == {msg_id: msg_id * 10 for msg_id in ids[1::2]}
 
 
 @pytest.mark.parametrize("where", ["buffer", "index"])
-def test_handler_that_raises_in_close_unlocks(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handler_that_raises_in_close_unlocks(where, ring, tmp_path, monkeypatch):
     """Between the steps that release what the store holds, or in one of them."""
     store = open_with(tmp_path, index="ets")
     part, name = (store._buffer, "clear") if where == "buffer" else (store._index, "close")
-    original, rings = getattr(part, name), [True]
-
-    def ring(*_: object) -> None:
-        raise ArithmeticError
-
-    def interrupted(*arguments: Any) -> None:
-        if rings:
-            rings.clear()
-            signal.raise_signal(signal.SIGUSR1)
-        original(*arguments)
-
-    usual = signal.signal(signal.SIGUSR1, ring)
-    monkeypatch.setattr(type(part), name, lambda _, *arguments: interrupted(*arguments))
-    try:
-        with pytest.raises(ArithmeticError):
-            store.close()
-    finally:
-        signal.signal(signal.SIGUSR1, usual)
+    monkeypatch.setattr(type(part), name, lambda *_: (monkeypatch.undo(), ring()))  # once
+    with pytest.raises(ArithmeticError):
+        store.close()
     open_with(tmp_path, index="ets").close()
 
 
-def test_interrupt_before_close_begins_unlocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_close_begins_unlocks(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt), msgstore.open_store(tmp_path) as store:
         monkeypatch.setattr(store, "close", interrupt)
-    with msgstore.open_store(tmp_path):
-        pass
+    msgstore.open_store(tmp_path).close()
 
 
 def test_interrupt_while_a_reader_closes_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,8 +301,7 @@ def test_interrupt_while_a_reader_closes_passes(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(reader._opened.resources, "close", lambda: next(calls)())
     with pytest.raises(KeyboardInterrupt), reader:
         pass
-    with open_with(tmp_path, index="lmdb"):
-        pass
+    open_with(tmp_path, index="lmdb").close()
 
 
 # -- a store that is never closed ---------------------------------------------------------------------------------------------
