@@ -15,13 +15,12 @@ import attrs
 import pytest
 
 import msgstore
-from msgstore.config import store_config
 from msgstore.directory import SETTINGS, SETTINGS_COPY
-from msgstore.engine.opening import open_configured
 from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.plugins.catalogue import Catalogue, find_entry_points
+from msgstore.testing import stores
 from msgstore.testing.faults import Crash, RecordingFiles
 from support import DATA, catalogue, command, filled, hashes, needs_erlang, open_with, run_job, stops, unchanged
 
@@ -168,8 +167,8 @@ def test_adoption_finds_codec_of_the_records(opening, broker, caplog):
     with opening(broker, adopt=True) as store, store.client() as client:
         client.write(ID, b"body")
     assert remembered(broker) == "erlang"
-    with msgstore.open_store(broker, mode="r", body="raw") as store, store.client() as client:
-        assert client.read(ID) == TERM, "the broker would cut the segment at this record"
+    with msgstore.open_store(broker, mode="r", body="raw") as store:
+        assert store.read(ID) == TERM, "the broker would cut the segment at this record"
     assert f"{broker}: was last opened with the body codec 'erlang', and now with 'raw'" in caplog.text
     with unchanged(broker), pytest.raises(msgstore.StoreMismatch, match='body = "erlang"'):
         msgstore.open_store(broker, body="raw")
@@ -182,8 +181,7 @@ def test_adoption_finds_codec_of_the_records(opening, broker, caplog):
 def test_directory_without_records_has_the_brokers_codec(tmp_path: Path) -> None:
     """The transient store of a vhost after a clean stop: an empty segment."""
     path = Path(shutil.copytree(VHOST / "msg_store_transient", tmp_path / "transient"))
-    with msgstore.open_store(path, adopt=True, format="v1") as store, store.client() as client:
-        client.write(ID, b"body")
+    filled(path, [(ID, b"body")], adopt=True, format="v1")
     assert remembered(path) == "erlang"
     assert TERM in b"".join(segment.read_bytes() for segment in path.glob("*.rdq"))
     msgstore.open_store(made_by_hand(tmp_path / "other"), adopt=True).close()
@@ -211,8 +209,8 @@ def without(name: str) -> Catalogue:
     return attrs.evolve(catalogue(), registrations=kept)
 
 
-def open_without(name: str, path: Path, mode: str = "rw", **keys: object) -> msgstore.Store:
-    return open_configured(store_config({"path": path, **keys}, "a test", Path()), without(name), mode=mode)
+def open_without(name: str, path: Path, **keys: object) -> msgstore.Store:
+    return stores.open_with(path, without(name), **keys)
 
 
 LOCK = ["msgstore.lock"]
@@ -229,12 +227,11 @@ with msgstore.open_store(sys.argv[1], format="ledger", index="lmdb") as store, s
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A store of the format ``ledger``, with one message; the process was killed."""
-    store = msgstore.open_store(tmp_path / "s", format="ledger")
-    with store.client() as client:
-        client.write(ID, b"kept")
+    with msgstore.open_store(tmp_path / "s", format="ledger") as store:
+        store.client().write(ID, b"kept")
         store.flush()
-    store.abandon()
-    return tmp_path / "s"
+        store.abandon()
+    return store.path
 
 
 @pytest.fixture
@@ -284,9 +281,8 @@ def test_brokers_segments_without_format_are_refused(tmp_path: Path) -> None:
     told = r"0\.rdq: no installed format reads \*\.rdq: .* pip install msgstore-format-v1"
     with pytest.raises(msgstore.PluginError, match=told):
         open_without("v1", tmp_path / "s")
-    config = store_config({"path": tmp_path / "s"}, "a test", Path())
     with pytest.raises(msgstore.PluginError, match=r"Disabled by the configuration: format-v1"):
-        open_configured(config, msgstore.load_catalogue(["format-v1"]))
+        stores.open_with(tmp_path / "s", msgstore.load_catalogue(["format-v1"]))
     msgstore.open_store(tmp_path / "s", adopt=True).close()
     with unchanged(tmp_path / "s", but=LOCK), pytest.raises(msgstore.PluginError, match=told):
         open_without("v1", tmp_path / "s")
@@ -305,19 +301,17 @@ def test_verb_without_format_names_the_file(verb: str, path: Path, monkeypatch: 
 
 def test_reader_beside_writer_logs_and_refuses_the_same(written: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(msgstore.PluginError, match="the distribution 'foreign-backends' provides it"):
-        open_without("ledger", written, "r", index="lmdb")
+        open_without("ledger", written, mode="r", index="lmdb")
     caplog.set_level("WARNING")
     msgstore.open_store(written, mode="r", index="lmdb", body="zstd").close()
     told = f"{written}: was last opened with the body codec 'raw', and now with 'zstd'; stored bodies"
     assert [record.getMessage().startswith(told) for record in caplog.records] == [True]
 
 
-def test_counts_replace_index_that_is_not_installed(tmp_path):
-    with msgstore.open_store(tmp_path, index="lmdb") as store, store.client() as client:
-        client.write(b"a" * 16, b"body")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("msgstore.engine.opening.load_catalogue", lambda: without("lmdb"))
-        with pytest.raises(msgstore.PluginError, match="lmdb"):
-            msgstore.open_store(tmp_path)
-        with msgstore.open_store(tmp_path, refcounts=[(b"a" * 16, 1)]) as store:
-            assert store.stats().messages == 1
+def test_counts_replace_index_that_is_not_installed(tmp_path, monkeypatch):
+    filled(tmp_path, [(ID, b"body")], index="lmdb")
+    monkeypatch.setattr("msgstore.engine.opening.load_catalogue", lambda: without("lmdb"))
+    with pytest.raises(msgstore.PluginError, match="lmdb"):
+        msgstore.open_store(tmp_path)
+    with msgstore.open_store(tmp_path, refcounts=[(ID, 1)]) as store:
+        assert store.stats().messages == 1
