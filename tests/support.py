@@ -181,6 +181,7 @@ class RealDirectory:
     manifest: dict[str, Any]
 
     @classmethod
+    @functools.cache
     def load(cls, name: str) -> RealDirectory:
         return cls(name, json.loads((DATA / "msg-store" / name / "manifest.json").read_text()))
 
