@@ -324,11 +324,11 @@ def counts_file(path: Path, counts: Iterable[tuple[bytes, int]]) -> Path:
     return path
 
 
-def stops(least: int = 5) -> Iterator[tuple[str, StoppingFiles]]:
-    """Yield (name, files) that end the process at each change in turn, until files that the block does not use up. Fails if
-    there are not more than ``least``."""
+def stops(least: int = 5, *, torn: int = 0) -> Iterator[tuple[str, StoppingFiles]]:
+    """Yield (name, files) that end the process at each change in turn, after ``torn`` bytes of a write, until files that the
+    block does not use up. Fails if there are not more than ``least``."""
     for stop in range(1000):
-        files = StoppingFiles(stop)
+        files = StoppingFiles(stop, torn)
         yield str(stop), files
         if not files.stopped:
             assert stop > least, "the block changes too little"

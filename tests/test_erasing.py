@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import count
 
 import pytest
 
 from msgstore.contract import Combine, Compact, Drop
-from msgstore.testing.faults import Crash, RecordingFiles, StoppingFiles
-from support import ACME_CELLS, collect, contents, id_of, open_with, until
+from msgstore.testing.faults import Crash, RecordingFiles
+from support import ACME_CELLS, collect, contents, id_of, open_with, stops, until
 
 KEYS = {"sync_interval": "1h", "file_size_limit": 20_000, "gc_interval": 0}
 ACTIONS = {"compact": lambda one, two: [Compact(one), Compact(two)], "combine": lambda one, two: [Combine((one, two))]}
@@ -25,9 +24,12 @@ def body_of(number: int) -> bytes:
     return b"%08d" % number * (5 + number % 20)
 
 
+BODIES = {id_of(number): body_of(number) for number in LEFT}
+"""What is left after the removal of what is GONE."""
+
+
 def opened(path, cell, files=None, **keys):
-    """With a small map: it is copied and searched many times."""
-    index = {"use": "lmdb", "map_size": "1MiB"} if cell.index == "lmdb" else cell.index
+    index = {"use": "lmdb", "map_size": "1MiB"} if cell.index == "lmdb" else cell.index  # small, for it is searched often
     return open_with(path, files, **cell.keys | KEYS | {"index": index, "erase": True} | keys)
 
 
@@ -48,36 +50,33 @@ def traces(path, numbers) -> list[int]:
 
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_collection_erases_removed_bodies(kind, cell, tmp_path):
-    store = filled(tmp_path, cell)
-    store.client().remove(map(id_of, GONE))
-    store.flush()
-    assert traces(tmp_path, GONE) == GONE
-    done = collect(store, *ACTIONS[kind](*(s.number for s in store.segments())))
-    assert [one.skipped for one in done] == [None, None]
-    assert traces(tmp_path, GONE) == []
-    assert contents(store) == {id_of(number): body_of(number) for number in LEFT}
-    assert not [file for file in tmp_path.iterdir() if file.suffix in (".tmp", ".erase")]
-    store.close()
+    with filled(tmp_path, cell) as store:
+        store.client().remove(map(id_of, GONE))
+        store.flush()
+        assert traces(tmp_path, GONE) == GONE
+        done = collect(store, *ACTIONS[kind](*(s.number for s in store.segments())))
+        assert [one.skipped for one in done] == [None, None]
+        assert traces(tmp_path, GONE) == []
+        assert contents(store) == BODIES
+        assert not [file for file in tmp_path.iterdir() if file.suffix in (".tmp", ".erase")]
 
 
 def test_deleted_segment_is_overwritten(cell, tmp_path):
-    store = filled(tmp_path, cell)
-    first, second = (s.number for s in store.segments())
-    assert collect(store, Drop(first, "old"))[0].dropped == 60
-    assert traces(tmp_path, FIRST) == []
-    store.client().remove(map(id_of, SECOND))
-    store.flush()
-    assert [file.suffix for file in tmp_path.iterdir() if str(second) in file.name] == [".erase"]  # the collector does the rest
-    store.close()
+    with filled(tmp_path, cell) as store:
+        first, second = (s.number for s in store.segments())
+        assert collect(store, Drop(first, "old"))[0].dropped == 60
+        assert traces(tmp_path, FIRST) == []
+        store.client().remove(map(id_of, SECOND))
+        store.flush()
+        assert [file.suffix for file in tmp_path.iterdir() if str(second) in file.name] == [".erase"]  # for the collector
     assert traces(tmp_path, SECOND) == []
 
 
 def test_collector_erases_in_the_background(cell, tmp_path):
-    store = filled(tmp_path, cell, gc_interval="10ms")
-    store.client().remove(map(id_of, GONE + LEFT))
-    store.flush()
-    until(lambda: not (traces(tmp_path, GONE + LEFT) or list(tmp_path.glob("*.erase"))))
-    store.close()
+    with filled(tmp_path, cell, gc_interval="10ms") as store:
+        store.client().remove(map(id_of, GONE + LEFT))
+        store.flush()
+        until(lambda: not (traces(tmp_path, GONE + LEFT) or list(tmp_path.glob("*.erase"))))
 
 
 @pytest.mark.parametrize("erase", [True, False])
@@ -105,10 +104,8 @@ def test_erasing_killed_anywhere_is_completed_later(kind, cell, tmp_path):
     store = filled(tmp_path / "start", cell)
     store.client().remove(map(id_of, GONE))
     store.close()
-    expected, path = {id_of(number): body_of(number) for number in LEFT}, tmp_path / "run"
-    for stop in count():
-        files, store = StoppingFiles(stop, torn=512), None
-        shutil.rmtree(path, ignore_errors=True)
+    for stop, files in stops(15, torn=512):
+        path, store = tmp_path / stop, None
         shutil.copytree(tmp_path / "start", path)
         with suppress(Crash):
             store = opened(path, cell, files)
@@ -116,23 +113,17 @@ def test_erasing_killed_anywhere_is_completed_later(kind, cell, tmp_path):
             collect(store, *ACTIONS[kind](*(s.number for s in store.segments() if s.live_count)))
         if store is not None:
             store.abandon()
-        store = opened(path, cell, refcounts=[(msg_id, 1) for msg_id in expected])
-        assert contents(store) == expected
+        store = opened(path, cell, refcounts=[(msg_id, 1) for msg_id in BODIES])
+        assert contents(store) == BODIES
         store.roll()
         assert not [one.skipped for one in store.compact(everything=True) if one.skipped]
-        assert contents(store) == expected
+        assert contents(store) == BODIES
         assert traces(path, GONE) == [], f"stopped at change {stop}"
         store.abandon()
-        if not files.stopped:
-            break
-    assert stop > 15
+        shutil.rmtree(path)
 
 
 # -- what a third party's record type keeps beside the body stays as it is ------------------------------------------------
-
-
-def records(store):
-    return {entry.msg_id: store.record(entry).data for entry in store.entries()}
 
 
 @pytest.mark.skipif(not find_spec("acme_audit_record"), reason="pip install -e ./examples/acme_audit_record")
@@ -140,9 +131,13 @@ def records(store):
 @pytest.mark.parametrize("action", [Combine((0, 1)), Compact(0)], ids=["combine", "compact"])
 def test_records_are_moved_byte_for_byte(index, tmp_path, action, erase):
     with filled(tmp_path, ACME_CELLS[f"{index}-v2-audit"], erase=erase) as store:
+
+        def records():
+            return {entry.msg_id: store.record(entry).data for entry in store.entries()}
+
         store.client().remove(map(id_of, GONE))
         store.flush()
-        before = records(store)
+        before = records()
         assert {done.outcome for done in collect(store, action)} <= {"combined", "compacted"}
-        assert records(store) == before
+        assert records() == before
         assert all(b"tests" in record for record in before.values())
