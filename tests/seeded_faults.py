@@ -26,7 +26,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 """The checkout."""
 _EDIT = ("fragment", "replacement")
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _ENTRY = re.compile(
     r"(?P<name>[a-z0-9-]+): (?P<symptom>.+(?:\n    .+)*)\n"
     r"  (?P<function>\S+)  (?P<caught_by>\S+::\S+)\n"
@@ -55,25 +55,23 @@ class SeededFault:
     @property
     def path(self) -> Path:
         """The module's source in this checkout."""
-        stem = self.module.replace(".", "/")
-        names = [f"{part}/src/{stem}{end}" for part in ("core", "libs/*", "plugins/*") for end in (".py", "/__init__.py")]
-        found = [path for name in names for path in ROOT.glob(name)]
-        if not found:
-            raise NotApplicable(f"there is no module {self.module} in {ROOT}")
-        return found[0]
+        return _path(self.module)
 
     def applied(self) -> str:
         """Return the source of the module with the fault in it. Raises NotApplicable, SyntaxError."""
         source = self.path.read_text()
-        begin, end = _span(source, self)
+        node = _function(_parse(source), self)
+        lines = source.splitlines(keepends=True)
+        begin, end = (len("".join(lines[:number])) for number in (node.lineno - 1, node.end_lineno))
         body = source[begin:end]
         found = body.count(self.fragment)
         if found != 1:
             raise NotApplicable(f"{self.name}: the fragment stands {found} times in {self.module}.{self.function}")
         edited = source[:begin] + body.replace(self.fragment, self.replacement) + source[end:]
-        if ast.dump(ast.parse(edited)) == ast.dump(_parse(source)):
+        tree = ast.parse(edited)
+        if ast.dump(_function(tree, self)) == ast.dump(node):
             raise NotApplicable(f"{self.name}: the replacement says what the fragment says")
-        compile(edited, str(self.path), "exec")
+        compile(tree, str(self.path), "exec")
         return edited
 
 
@@ -94,23 +92,31 @@ def parsed(text: str) -> list[SeededFault]:
     return faults
 
 
+@functools.cache
+def _path(module: str) -> Path:
+    stem = module.replace(".", "/")
+    names = [f"{part}/src/{stem}{end}" for part in ("core", "libs/*", "plugins/*") for end in (".py", "/__init__.py")]
+    found = [path for name in names for path in ROOT.glob(name)]
+    if not found:
+        raise NotApplicable(f"there is no module {module} in {ROOT}")
+    return found[0]
+
+
 @functools.lru_cache
 def _parse(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _span(source: str, fault: SeededFault) -> tuple[int, int]:
-    """Where the text of the function begins and ends."""
-    node: ast.AST | None = _parse(source)
+def _function(tree: ast.AST, fault: SeededFault) -> _Definition:
+    node = tree
     for name in fault.function.split("."):
-        inner = (child for child in ast.walk(node) if isinstance(child, _DEFINITIONS) and child is not node)
-        node = next((child for child in inner if child.name == name), None)
-        if node is None:
+        inner = (child for child in ast.walk(node) if isinstance(child, _Definition) and child is not node)
+        found = next((child for child in inner if child.name == name), None)
+        if found is None:
             raise NotApplicable(f"{fault.name}: there is no {fault.function} in {fault.module}")
-    assert isinstance(node, _DEFINITIONS)
-    assert node.end_lineno is not None
-    lines = source.splitlines(keepends=True)
-    return len("".join(lines[: node.lineno - 1])), len("".join(lines[: node.end_lineno]))
+        node = found
+    assert isinstance(node, _Definition)
+    return node
 
 
 _MODULES = ("writing", "collecting", "opening", "backends")

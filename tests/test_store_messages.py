@@ -19,7 +19,7 @@ from msgstore.files import Files
 from msgstore.jobs.messages import store_source
 from msgstore.jobs.workers import OpenCodec
 from msgstore.scan.segment import Described
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, failing, filled, json_of
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, failing, filled, json_of, slow
 
 ID = b"\x0f" * 16
 PAIRS = [(bytes([number]) * 16, b"%d" % number) for number in range(20)]
@@ -44,7 +44,7 @@ def test_queues_proposes_parquet_only_with_pyarrow(tmp_path, monkeypatch):
 # -- out of a store -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", DIRECTORIES)
+@pytest.mark.parametrize("name", [name if name in ("mixed_upgrade", "v2_dirty_torn") else slow(name) for name in DIRECTORIES])
 def test_codec_makes_a_payload_and_properties(name):
     real = RealDirectory.load(name)
     rows = messages_of(DATA / "msg-store" / name / "store", "--source-option", "body=erlang", code=None)

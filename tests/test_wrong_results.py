@@ -14,7 +14,7 @@ import pytest
 from msgstore.contract import QueueInfo, QueueName, SourceDamage
 from msgstore_kestrel_journal.sink import KestrelSink
 from msgstore_kestrel_journal.source import KestrelSource
-from support import command, json_of
+from support import command, json_of, slow
 
 Change = Callable[[Any], Any]
 
@@ -79,7 +79,7 @@ def batch(**columns: Any) -> Change:
         ("messages", batch(name=QueueName("x", queue="x")), "it yields messages of x, and was asked for q"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("verb", ["queues", "messages", "convert"])
+@pytest.mark.parametrize("verb", [slow("queues"), slow("messages"), "convert"])
 def test_result_of_a_source_is_checked(verb, method, changed, said, messages, monkeypatch):
     change(monkeypatch, KestrelSource, method, changed)
     done = command(verb, messages, *(["new.parquet"] if verb == "convert" else ()), code=2)
