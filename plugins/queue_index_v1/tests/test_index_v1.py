@@ -37,12 +37,26 @@ def short_journal(monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", 3)
 
 
-def opened(path, *, files=None, terms=None, synced=False, size=4, broker=False):
-    context = QueueIndexContext(
-        options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size,
-        is_for_broker=broker,
-    )  # fmt: skip
-    return QueueIndexV1(context)
+@pytest.fixture
+def opened(tmp_path):
+    """Open the index of the test, or one in another directory. The one before is abandoned, as at the end of a process."""
+    last = []
+
+    def open_index(path=tmp_path, *, files=None, terms=None, synced=False, size=4, broker=False):
+        context = QueueIndexContext(
+            options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size,
+            is_for_broker=broker,
+        )  # fmt: skip
+        abandon()
+        last.append(QueueIndexV1(context))
+        return last[0]
+
+    def abandon():
+        while last:
+            last.pop().abandon()
+
+    yield open_index
+    abandon()
 
 
 def own(position, *, persistent=True, term=TERM):
@@ -78,8 +92,8 @@ def journal_mark(number, *, acked):
 # -- bytes -------------------------------------------------------------------------------------------------------------------
 
 
-def test_journal_has_publishes_marks_and_acknowledgements(tmp_path):
-    index = opened(tmp_path, broker=True)
+def test_journal_has_publishes_marks_and_acknowledgements(opened, tmp_path):
+    index = opened(broker=True)
     write(index, [own(0), shared(5)], [0])
     index.abandon()
     assert names(tmp_path) == [JOURNAL]
@@ -92,9 +106,9 @@ def test_journal_has_publishes_marks_and_acknowledgements(tmp_path):
     )  # fmt: skip
 
 
-def test_long_journal_moves_to_segments(tmp_path, short_journal):
+def test_long_journal_moves_to_segments(opened, tmp_path, short_journal):
     mark, before = index_v1.encode_mark, publish(0, own(0)) + index_v1.encode_mark(0) + publish(3, own(3))
-    index = opened(tmp_path)
+    index = opened()
     write(index, [own(0), shared(1), own(3), own(5)], [1])
     assert names(tmp_path) == [JOURNAL]
     write(index, [own(6)], [0])
@@ -106,13 +120,12 @@ def test_long_journal_moves_to_segments(tmp_path, short_journal):
     assert (tmp_path / "1.idx").read_bytes() == publish(1, own(5)) + mark(1) + publish(3, own(7)) + mark(3)
     assert (tmp_path / JOURNAL).read_bytes() == b""
     assert all_positions(index) == [3, 5, 7]
-    index.abandon()
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_rescue_of_a_broker_reads_the_same(moves, tmp_path, monkeypatch):
+def test_rescue_of_a_broker_reads_the_same(moves, opened, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", 3 if moves else 10**6)
-    index = opened(tmp_path)
+    index = opened()
     for position in range(0, 11, 2):
         write(index, [own(position), shared(position + 1)], [])
         if position % 3:
@@ -142,7 +155,7 @@ V1 = [queue for queue in MANIFEST["queues"] if list(place_of(queue).glob("*.idx"
 
 
 @pytest.mark.parametrize("queue", V1, ids=lambda queue: queue["name"])
-def test_queue_of_a_broker_has_what_the_broker_delivered(queue, tmp_path):
+def test_queue_of_a_broker_has_what_the_broker_delivered(queue, opened, tmp_path):
     copy = tmp_path / "queue"
     shutil.copytree(place_of(queue), copy)
     count = read_segment_entries((place_of(queue).parent.parent / ".config").read_bytes())
@@ -157,19 +170,17 @@ def test_queue_of_a_broker_has_what_the_broker_delivered(queue, tmp_path):
         write(index, [own(index._next)], [])
         index = opened(copy, terms=index.close(), size=count)
     write(index, [], [one["seq"] for one in expected])
-    index.abandon()
     index = opened(copy, size=count)
     assert index.recovered.count == 2
-    index.abandon()
 
 
 # -- reading, and opening again ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [0, 3, 100])
-def test_entries_are_read_as_they_were_written(limit, tmp_path, monkeypatch):
+def test_entries_are_read_as_they_were_written(limit, opened, monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
-    index = opened(tmp_path)
+    index = opened()
     write(index, [own(0), shared(1)], [])
     write(index, [own(2, persistent=False), own(3, term=b"\x83h")], [0])
     wanted = [shared(1), own(2, persistent=False), own(3, term=b"\x83h")]
@@ -179,43 +190,39 @@ def test_entries_are_read_as_they_were_written(limit, tmp_path, monkeypatch):
     assert list(index.shared()) == [b"\2" * 16]
     assert positions(index, 8, 12) == []
     assert index.segment(7) == (4, 8)
-    index.abandon()
 
 
-def test_transient_message_may_be_written_after_its_successors(tmp_path):
-    index = opened(tmp_path)
+def test_transient_message_may_be_written_after_its_successors(opened):
+    index = opened()
     write(index, [own(1)], [])
     write(index, [own(0, persistent=False)], [])
     assert positions(index) == [0, 1]
-    index.abandon()
 
 
 @pytest.mark.parametrize("limit", [3, 100])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
-def test_reopened_index_has_what_was_left(clean, limit, tmp_path, monkeypatch):
+def test_reopened_index_has_what_was_left(clean, limit, opened, monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
-    index = opened(tmp_path)
+    index = opened()
     write(index, [own(position) for position in range(7)], [])
     write(index, [], [0, 1, 2, 3, 5])
     terms = index.close()
-    again = opened(tmp_path, terms=json.loads(json.dumps(terms)) if clean else None)
+    again = opened(terms=json.loads(json.dumps(terms)) if clean else None)
     assert attrs.astuple(again.recovered) == (7, 2, 4, None if clean else 20)
     assert all_positions(again) == [4, 6]
     write(again, [own(7)], [4])
     assert all_positions(again) == [6, 7]
-    again.abandon()
-    assert opened(tmp_path).recovered.count == 2
+    assert opened().recovered.count == 2
 
 
-def test_clean_opening_reads_no_segment(tmp_path, short_journal):
-    index = opened(tmp_path)
+def test_clean_opening_reads_no_segment(opened, short_journal):
+    index = opened()
     for position in range(20):
         write(index, [own(position)], [])
     files = RecordingFiles()
-    again = opened(tmp_path, files=files, terms=index.close())
+    again = opened(files=files, terms=index.close())
     assert [Path(name).name for what, name, _ in files.operations if what in OPENINGS] == [JOURNAL, JOURNAL]
     assert again.recovered.count == 20
-    again.abandon()
 
 
 def changed_nothing(path):
@@ -235,45 +242,40 @@ def new_segment(path):
 
 
 @pytest.mark.parametrize(("change", "count"), [(changed_nothing, 5), (changed_journal, 4), (lost_segment, 1), (new_segment, 9)])
-def test_terms_of_other_files_are_not_used(change, count, tmp_path, short_journal):
-    index = opened(tmp_path)
+def test_terms_of_other_files_are_not_used(change, count, opened, tmp_path, short_journal):
+    index = opened()
     write(index, [own(position) for position in range(4)], [])
     write(index, [own(4)], [])
     terms = index.close()
     change(tmp_path)
-    again = opened(tmp_path, terms=terms)
+    again = opened(terms=terms)
     assert (again.recovered.count, again.recovered.body_bytes is None) == (count, change is changed_nothing)
-    again.abandon()
 
 
 @pytest.mark.parametrize("limit", [0, 100])
-def test_transient_entries_end_with_the_process(limit, tmp_path, monkeypatch):
+def test_transient_entries_end_with_the_process(limit, opened, monkeypatch):
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
-    index = opened(tmp_path)
+    index = opened()
     write(index, [own(0), own(1, persistent=False), own(2)], [])
     write(index, [own(3, persistent=False)], [])
-    index.abandon()
-    again = opened(tmp_path)
+    again = opened()
     assert (again.recovered.next_position, again.recovered.count) == (4, 2)
     assert positions(again) == [0, 2]
-    again.abandon()
 
 
-def test_next_position_is_above_acknowledged_ones(tmp_path, short_journal):
+def test_next_position_is_above_acknowledged_ones(opened, short_journal):
     """A second publish with the number of an acknowledged one would be lost."""
-    index = opened(tmp_path)
+    index = opened()
     write(index, [own(position) for position in range(4)], [])
     write(index, [own(4)], [2, 3])
     write(index, [own(5)], [4])
     write(index, [], [5])
-    index.abandon()
-    again = opened(tmp_path)
+    again = opened()
     assert (again.recovered.next_position, again.recovered.count) == (6, 2)
-    again.abandon()
 
 
-def test_index_without_messages_leaves_no_segment(tmp_path, short_journal):
-    index = opened(tmp_path)
+def test_index_without_messages_leaves_no_segment(opened, tmp_path, short_journal):
+    index = opened()
     write(index, [own(position) for position in range(8)], [])
     write(index, [], [7, 6, 5, 0, 1, 2, 3, 4])
     write(index, [], [])
@@ -284,22 +286,21 @@ def test_index_without_messages_leaves_no_segment(tmp_path, short_journal):
     assert names(tmp_path) == []
 
 
-def test_number_of_entries_that_is_wrong_is_an_error(tmp_path, short_journal):
-    index = opened(tmp_path, size=8)
+def test_number_of_entries_that_is_wrong_is_an_error(opened, short_journal):
+    index = opened(size=8)
     write(index, [own(position) for position in range(8)], [])
     write(index, [], [])
     index.abandon()
     with pytest.raises(StoreError, match=r"0\.idx: has an entry 4, and segments have 4.*segment_entry_count"):
-        opened(tmp_path)
+        opened()
 
 
-def test_places_of_few_segments_are_in_memory(tmp_path, short_journal):
-    index = opened(tmp_path)
+def test_places_of_few_segments_are_in_memory(opened, short_journal):
+    index = opened()
     for position in range(40):
         write(index, [own(position)], [])
     assert all_positions(index, 40) == list(range(40))
     assert sum(segment.places is not None for segment in index._segments.values()) == 2
-    index.abandon()
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------------
@@ -313,10 +314,10 @@ def real(position):
 
 @pytest.mark.parametrize("damage", ["cut", slow("zeros"), "hole"])
 @pytest.mark.parametrize("limit", [2, 100])
-def test_message_that_a_power_failure_has_cut_is_not_there(damage, limit, tmp_path, monkeypatch):
+def test_message_that_a_power_failure_has_cut_is_not_there(damage, limit, opened, tmp_path, monkeypatch):
     """``hole``: what was written after it has arrived. Messages before it were synced."""
     monkeypatch.setattr(module, "JOURNAL_ENTRIES", limit)
-    index = opened(tmp_path, synced=True)
+    index = opened(synced=True)
     write(index, [real(0), real(1), real(2)], [])
     write(index, [real(3)], [0])
     synced = index._journal_size
@@ -342,7 +343,6 @@ def test_message_that_a_power_failure_has_cut_is_not_there(damage, limit, tmp_pa
             assert kept == sorted(kept)
             assert kept[-1] - (kept[0] - 1) - len(kept) in (0, 1), "only the end is missing"
         write(again, [own(20)], [1])
-        again.abandon()
         last_time = opened(copy)
         assert last_time.recovered.count == len(kept), at
         last_time.abandon()
@@ -357,15 +357,15 @@ STEPS = [
 ]
 
 
-def test_write_that_failed_anywhere_can_be_repeated(tmp_path, short_journal):
+def test_write_that_failed_anywhere_can_be_repeated(opened, tmp_path, short_journal):
     whole = RecordingFiles()
-    index = run_steps(make(tmp_path / "whole"), whole)
+    index = run_steps(opened, make(tmp_path / "whole"), whole)
     total = whole.count(*CHANGES, *OPENINGS)
     assert total > 20
     index.abandon()
     for fail in range(total):
         path, files = make(tmp_path / str(fail)), FailingFiles(fail, error=errno.ENOSPC)
-        index = run_steps(path, files)
+        index = run_steps(opened, path, files)
         assert files.failed
         assert all_positions(index) == [4, 7, 8, 9, 10], files.failed
         for terms in (index.close(), None):
@@ -377,7 +377,7 @@ def test_write_that_failed_anywhere_can_be_repeated(tmp_path, short_journal):
             assert not index_v1.read_segment(segment.read_bytes()).damage
 
 
-def run_steps(path, files):
+def run_steps(opened, path, files):
     index = retried(partial(opened, path, files=files, synced=True))
     for entries, acks in STEPS:
         retried(partial(write, index, entries, acks))
@@ -397,9 +397,9 @@ def make(path):
     return path
 
 
-def test_sync_is_of_the_journal_and_new_names(tmp_path):
+def test_sync_is_of_the_journal_and_new_names(opened):
     files = RecordingFiles()
-    index = opened(tmp_path, files=files, synced=True)
+    index = opened(files=files, synced=True)
     index.sync()()
     before = files.count("sync_directory")
     write(index, [own(0), own(5)], [])
@@ -407,12 +407,11 @@ def test_sync_is_of_the_journal_and_new_names(tmp_path):
     assert (files.count("sync"), files.count("sync_directory")) == (1, before + 1)
     index.sync()()
     assert files.count("sync") == 1
-    index.abandon()
 
 
-def test_segments_are_synced_before_the_journal_is_cut(tmp_path, short_journal):
+def test_segments_are_synced_before_the_journal_is_cut(opened, tmp_path, short_journal):
     files = RecordingFiles()
-    index = opened(tmp_path, files=files, synced=True)
+    index = opened(files=files, synced=True)
     write(index, [own(position) for position in range(5)], [])
     files.operations.clear()
     write(index, [], [])
@@ -424,22 +423,22 @@ def test_segments_are_synced_before_the_journal_is_cut(tmp_path, short_journal):
     ]  # fmt: skip
 
 
-def test_segment_of_a_killed_process_is_synced_before_the_journal_is_cut(tmp_path, short_journal):
+def test_segment_of_a_killed_process_is_synced_before_the_journal_is_cut(opened, tmp_path, short_journal):
     """It has the entries, so nothing is written; but that process may have ended before it synced them."""
-    index = opened(tmp_path, synced=True)
+    index = opened(synced=True)
     write(index, [own(0)], [])
     index.abandon()
     (tmp_path / "0.idx").write_bytes(publish(0, own(0)) + index_v1.encode_mark(0))
     files = RecordingFiles()
-    opened(tmp_path, files=files, synced=True).abandon()
+    opened(files=files, synced=True).abandon()
     assert [what for what, name, size in files.changes() if "idx" in name or size == 0][-2:] == ["sync_directory", "truncate"]
     assert ("sync", "0.idx", 0) in files.operations
     assert (tmp_path / "0.idx").stat().st_size == len(publish(0, own(0))) + 2
 
 
-def test_failed_sync_is_not_trusted_the_second_time(tmp_path):
+def test_failed_sync_is_not_trusted_the_second_time(opened, tmp_path):
     """The system may have dropped the bytes: they are written again, elsewhere."""
-    index = opened(tmp_path, files=FailingFiles(), synced=True)
+    index = opened(files=FailingFiles(), synced=True)
     write(index, [own(0)], [])
     index._files.fail, run = 0, index.sync()
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
@@ -447,30 +446,27 @@ def test_failed_sync_is_not_trusted_the_second_time(tmp_path):
     index.sync()()
     assert (tmp_path / "0.idx").read_bytes() == publish(0, own(0)) + index_v1.encode_mark(0)
     assert positions(index) == [0]
-    index.abandon()
 
 
-def test_publish_without_a_mark_gets_one(tmp_path):
+def test_publish_without_a_mark_gets_one(opened, tmp_path):
     """A broker before 3.10 wrote it when the message was delivered; a crash may have cut it off."""
     (tmp_path / "0.idx").write_bytes(publish(0, own(0)) + publish(1, own(1)) + index_v1.encode_mark(1))
-    index = opened(tmp_path)
+    index = opened()
     assert (tmp_path / "0.idx").read_bytes().endswith(index_v1.encode_mark(1) + index_v1.encode_mark(0))
     assert positions(index) == [0, 1]
-    index.abandon()
 
 
-def test_segment_with_a_torn_end_loses_nothing_that_follows(tmp_path, caplog):
+def test_segment_with_a_torn_end_loses_nothing_that_follows(opened, tmp_path, caplog):
     whole = publish(0, own(0)) + index_v1.encode_mark(0)
     (tmp_path / "0.idx").write_bytes(whole + publish(1, own(1))[:-3])
-    index = opened(tmp_path)
+    index = opened()
     assert positions(index) == [0]
     assert f"0.idx: 44 bytes at {len(whole)}: bytes that are no entry, or one that is cut" in caplog.text
     assert (tmp_path / "0.idx").read_bytes() == whole
-    index.abandon()
 
 
-def test_segment_that_became_shorter_loses_its_end_only(tmp_path, short_journal, caplog):
-    index = opened(tmp_path)
+def test_segment_that_became_shorter_loses_its_end_only(opened, tmp_path, short_journal, caplog):
+    index = opened()
     write(index, [own(position) for position in range(4)], [])
     write(index, [], [])
     assert positions(index) == [0, 1, 2, 3]
@@ -478,11 +474,10 @@ def test_segment_that_became_shorter_loses_its_end_only(tmp_path, short_journal,
         file.truncate(100)
     assert positions(index) == [0, 1]
     assert "0.idx: is shorter than it was; 2 messages cannot be read" in caplog.text
-    index.abandon()
 
 
 @pytest.mark.parametrize("behind", [1, 3])
-def test_entries_behind_damage_are_not_used(behind, tmp_path, caplog):
+def test_entries_behind_damage_are_not_used(behind, opened, tmp_path, caplog):
     """They were not confirmed. A copy is kept, if there are several."""
     whole = publish(0, own(0), journal=True) + journal_mark(0, acked=False)
     damaged = bytearray(publish(1, real(1), journal=True))
@@ -491,7 +486,7 @@ def test_entries_behind_damage_are_not_used(behind, tmp_path, caplog):
     data = whole + bytes(damaged) + rest
     (tmp_path / JOURNAL).write_bytes(data)
     assert sorted(index_v1.read_journal(data).publishes) == [0, *range(2, 2 + behind)]
-    index = opened(tmp_path)
+    index = opened()
     assert attrs.astuple(index.recovered) == (1, 1, 0, 10)
     assert all_positions(index, 80) == [0]
     index.abandon()
@@ -502,59 +497,57 @@ def test_entries_behind_damage_are_not_used(behind, tmp_path, caplog):
         assert f"entries behind byte {len(whole)} are not used; a copy of the file is kept as {copies[0]}" in caplog.text
 
 
-def test_entries_in_a_message_that_is_cut_are_not_used(tmp_path):
+def test_entries_in_a_message_that_is_cut_are_not_used(opened, tmp_path):
     whole = publish(0, own(0), journal=True)
     inside = b"".join(publish(77 + number, shared(77), journal=True) for number in range(3))
     cut = publish(1, own(1, term=b"\x83h" + inside + bytes(99)), journal=True)[:-90]
     (tmp_path / JOURNAL).write_bytes(whole + cut)
-    index = opened(tmp_path, broker=True)
+    index = opened(broker=True)
     assert all_positions(index, 80) == [0]
-    index.abandon()
 
 
-def test_segment_that_is_damaged_in_the_middle_keeps_the_rest(tmp_path, caplog):
+def test_segment_that_is_damaged_in_the_middle_keeps_the_rest(opened, tmp_path, caplog):
     """It is written again: the next crash could not be told from the damage otherwise."""
     rows = [publish(number, real(number)) + index_v1.encode_mark(number) for number in range(5)]
     rows[1] = bytes(len(rows[1]))
     (tmp_path / "0.idx").write_bytes(b"".join(rows))
-    index = opened(tmp_path, size=8)
+    index = opened(size=8)
     assert positions(index, 0, 8) == [0, 2, 3, 4]
     write(index, [real(5)], [2])
     index.abandon()
     assert (tmp_path / "0.idx").read_bytes() == b"".join(rows[:1] + rows[2:])
     assert (tmp_path / "0.idx.damaged-1").read_bytes() == b"".join(rows)
     assert "0.idx: was written again without the damage; a copy of the file is kept as 0.idx.damaged-1" in caplog.text
-    index = opened(tmp_path, size=8)
+    index = opened(size=8)
     assert attrs.astuple(index.recovered)[:2] == (6, 4)
     assert positions(index, 0, 8) == [0, 3, 4, 5]
-    index.abandon()
 
 
 @pytest.mark.parametrize("kept", range(0, 400, 9))
-def test_move_that_was_cut_is_repeated(kept, tmp_path):
+def test_move_that_was_cut_is_repeated(kept, opened, tmp_path):
     """The segment has a part of what moved; the journal still has all of it."""
-    index = opened(tmp_path, size=8)
+    index = opened(size=8)
     write(index, [real(number) for number in range(4)], [1])
     index.abandon()
     moved = b"".join(publish(number, real(number)) + index_v1.encode_mark(number) for number in (0, 2, 3))
     (tmp_path / "0.idx").write_bytes(moved[:kept])
-    index = opened(tmp_path, size=8)
+    index = opened(size=8)
     assert positions(index, 0, 8) == [0, 2, 3]
     index.abandon()
     assert (tmp_path / "0.idx").read_bytes() == moved
 
 
-def test_empty_queue_writes_nothing(tmp_path):
+def test_empty_queue_writes_nothing(opened):
     files = RecordingFiles()
-    index = opened(tmp_path, files=files, synced=True)
+    index = opened(files=files, synced=True)
     write(index, [], [])
     index.sync()()
-    opened(tmp_path, files=files, terms=index.close(), synced=True).abandon()
+    opened(files=files, terms=index.close(), synced=True).abandon()
     assert files.changes() == []
 
 
 @pytest.mark.parametrize("seed", [*range(6), *map(slow, range(6, 40))])
-def test_any_sectors_that_a_power_failure_leaves(seed, tmp_path):
+def test_any_sectors_that_a_power_failure_leaves(seed, opened, tmp_path):
     """All that was synced is there; of what was written since each message and acknowledgement is, or is not."""
     chance, path, position = random.Random(seed), tmp_path / "queue", 300
     path.mkdir()
@@ -596,10 +589,10 @@ def test_any_sectors_that_a_power_failure_leaves(seed, tmp_path):
             assert attrs.evolve(entry, msg_id=live[at].msg_id) == live[at]
 
 
-def test_bytes_of_a_write_that_failed_are_cut(tmp_path):
+def test_bytes_of_a_write_that_failed_are_cut(opened):
     """Otherwise, a power failure might leave a part of them in the next write."""
     files = FailingFiles()
-    index = opened(tmp_path, files=files, synced=True)
+    index = opened(files=files, synced=True)
     write(index, [own(0)], [])
     end, files.fail = index._journal_size, 0
     with pytest.raises(OSError, match="Input/output"):
@@ -608,16 +601,16 @@ def test_bytes_of_a_write_that_failed_are_cut(tmp_path):
     index.abandon()
     assert [name for name, path, _ in files.operations if path == JOURNAL][-2:] == ["allocate", "pwrite"]
     assert ("truncate", JOURNAL, end) in files.operations
-    assert positions(opened(tmp_path)) == [0, 1]
+    assert positions(opened()) == [0, 1]
 
 
-def test_what_a_power_failure_has_left_is_not_under_the_next_journal(tmp_path):
-    index = opened(tmp_path)
+def test_what_a_power_failure_has_left_is_not_under_the_next_journal(opened, tmp_path):
+    index = opened()
     write(index, [own(0), own(1)], [])
     index.abandon()
     content = (tmp_path / JOURNAL).read_bytes()
     (tmp_path / JOURNAL).write_bytes(bytes(20) + content[20:])
-    assert positions(opened(tmp_path)) == []
+    assert positions(opened()) == []
     assert (tmp_path / JOURNAL).read_bytes() == b""
 
 
@@ -629,16 +622,16 @@ class FullDisk(Files):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_without_place_for_zeros_the_journal_is_appended_to(tmp_path):
-    index = opened(tmp_path, files=FullDisk(), synced=True)
+def test_without_place_for_zeros_the_journal_is_appended_to(opened, tmp_path):
+    index = opened(files=FullDisk(), synced=True)
     write(index, [own(0)], [])
     write(index, [own(1)], [0])
     index.abandon()
     assert (tmp_path / JOURNAL).stat().st_size == index._journal_size
-    assert positions(opened(tmp_path)) == [1]
+    assert positions(opened()) == [1]
 
 
-def test_journal_for_a_broker_has_no_checksums_and_no_zeros(tmp_path):
+def test_journal_for_a_broker_has_no_checksums_and_no_zeros(opened, tmp_path):
     content = {}
     for broker in (True, False):
         path = tmp_path / str(broker)
@@ -654,15 +647,15 @@ def test_journal_for_a_broker_has_no_checksums_and_no_zeros(tmp_path):
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("broker", [True, False])
-def test_journal_begins_anew_if_the_layout_is_another(broker, is_clean, tmp_path):
-    index = opened(tmp_path, synced=True, broker=not broker)
+def test_journal_begins_anew_if_the_layout_is_another(broker, is_clean, opened, tmp_path):
+    index = opened(synced=True, broker=not broker)
     write(index, [own(0), own(1), shared(2)], [])
     write(index, [], [1])
     terms = index.close() if is_clean else index.abandon()
-    again = opened(tmp_path, terms=terms, synced=True, broker=broker)
+    again = opened(terms=terms, synced=True, broker=broker)
     assert (tmp_path / JOURNAL).read_bytes() == b""
     write(again, [own(3)], [0])
     assert positions(again) == [2, 3]
     again.abandon()
     assert index_v1.is_checked((tmp_path / JOURNAL).read_bytes()) == (not broker)
-    assert positions(opened(tmp_path, broker=broker)) == [2, 3]
+    assert positions(opened(broker=broker)) == [2, 3]

@@ -15,11 +15,25 @@ from rabbitmq_files import index_v2
 TERM = b"\x83h\x06 any bytes"
 
 
-def opened(path, *, files=None, terms=None, synced=False, size=4):
-    context = QueueIndexContext(
-        options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size
-    )
-    return QueueIndexV2(context)
+@pytest.fixture
+def opened(tmp_path):
+    """Open the index of the test, or one in another directory. The one before is abandoned, as at the end of a process."""
+    last = []
+
+    def open_index(path=tmp_path, *, files=None, terms=None, synced=False, size=4):
+        context = QueueIndexContext(
+            options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size,
+        )  # fmt: skip
+        abandon()
+        last.append(QueueIndexV2(context))
+        return last[0]
+
+    def abandon():
+        while last:
+            last.pop().abandon()
+
+    yield open_index
+    abandon()
 
 
 def own(position, *, persistent=True, term=TERM):
@@ -34,8 +48,8 @@ def positions(index, start=0, stop=4):
     return [entry.position for entry in index.read(start, stop)]
 
 
-def test_files_are_those_of_rabbitmq(tmp_path):
-    index = opened(tmp_path)
+def test_files_are_those_of_rabbitmq(opened, tmp_path):
+    index = opened()
     write(index, [own(0), shared(1), own(3)], [])
     index.abandon()
     stored = index_v2.encode_header(index_v2.STORE_MAGIC, 0, 4) + 2 * index_v2.encode_stored(TERM)
@@ -50,104 +64,95 @@ def test_files_are_those_of_rabbitmq(tmp_path):
     assert (tmp_path / "0.qi").read_bytes() == index_v2.encode_header(index_v2.INDEX_MAGIC, 0, 4) + b"".join(rows)
 
 
-def test_entries_are_read_as_they_were_written(tmp_path):
-    index = opened(tmp_path)
+def test_entries_are_read_as_they_were_written(opened):
+    index = opened()
     write(index, [own(0), shared(1)], [])
     assert index.read(0, 4) == [own(0), shared(1)]
     assert [entry.term for entry in index.read(0, 1, terms=False)] == [None]
     assert list(index.shared()) == [b"\1" * 16]
     assert positions(index, 8, 12) == []
-    index.abandon()
 
 
-def test_finished_segment_is_deleted_and_current_one_stays(tmp_path):
-    index = opened(tmp_path)
+def test_finished_segment_is_deleted_and_current_one_stays(opened, tmp_path):
+    index = opened()
     write(index, [own(position) for position in range(6)], [])
     write(index, [], [3, 0, 1, 2, 4, 5])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.qi", "1.qs"]
-    index.abandon()
-    assert opened(tmp_path).recovered.count == 0
+    assert opened().recovered.count == 0
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
-def test_reopened_index_has_what_was_left(clean, tmp_path):
-    index = opened(tmp_path)
+def test_reopened_index_has_what_was_left(clean, opened):
+    index = opened()
     write(index, [own(position) for position in range(6)], [])
     write(index, [], [0, 1, 2, 3])
     terms = index.close() if clean else None
-    index.abandon()
-    again = opened(tmp_path, terms=terms)
+    again = opened(terms=terms)
     assert attrs.astuple(again.recovered) == (6, 2, 4, None if clean else 20)
     assert positions(again, 4, 8) == [4, 5]
-    again.abandon()
 
 
-def test_terms_of_other_files_are_not_used(tmp_path):
-    index = opened(tmp_path)
+def test_terms_of_other_files_are_not_used(opened, tmp_path):
+    index = opened()
     write(index, [own(0)], [])
     terms = index.close()
     (tmp_path / "0.qi").unlink()
     (tmp_path / "0.qs").unlink()
-    assert opened(tmp_path, terms=terms).recovered.count == 0
+    assert opened(terms=terms).recovered.count == 0
 
 
-def test_transient_entries_end_with_the_process(tmp_path):
-    index = opened(tmp_path)
+def test_transient_entries_end_with_the_process(opened):
+    index = opened()
     write(index, [own(0), own(1, persistent=False), own(2)], [])
-    index.abandon()
-    again = opened(tmp_path)
+    again = opened()
     assert again.recovered.count == 2
     assert positions(again) == [0, 2]
-    again.abandon()
 
 
 @pytest.mark.parametrize("cut", [1, 20, 10**6])
-def test_message_that_a_power_failure_has_cut_is_not_there(cut, tmp_path):
-    index = opened(tmp_path)
+def test_message_that_a_power_failure_has_cut_is_not_there(cut, opened, tmp_path):
+    index = opened()
     write(index, [own(0), own(1)], [])
     index.abandon()
     stored = (tmp_path / "0.qs").read_bytes()
     (tmp_path / "0.qs").write_bytes(stored[: max(len(stored) - cut, 0)])
-    again = opened(tmp_path)
+    again = opened()
     assert again.recovered.count == (1 if cut <= len(TERM) + 8 else 0)
-    again.abandon()
 
 
-def test_message_whose_bytes_never_arrived_is_not_there(tmp_path):
+def test_message_whose_bytes_never_arrived_is_not_there(opened, tmp_path):
     """The file has its size, and zeros."""
-    index = opened(tmp_path)
+    index = opened()
     write(index, [own(0), own(1)], [])
     index.abandon()
     stored = (tmp_path / "0.qs").read_bytes()
     (tmp_path / "0.qs").write_bytes(stored[: -len(TERM)] + bytes(len(TERM)))
-    again = opened(tmp_path)
+    again = opened()
     assert positions(again) == [0]
-    again.abandon()
 
 
-def test_messages_without_an_index_are_kept_apart(tmp_path, caplog):
-    index = opened(tmp_path)
+def test_messages_without_an_index_are_kept_apart(opened, tmp_path, caplog):
+    index = opened()
     write(index, [own(0)], [])
     index.abandon()
     (tmp_path / "0.qi").unlink()
-    assert opened(tmp_path).recovered.count == 0
+    assert opened().recovered.count == 0
     assert [path.name for path in tmp_path.iterdir()] == ["0.qs" + ALONE]
     assert "has no index" in caplog.text
 
 
-def test_damaged_message_is_left_out_and_named(tmp_path, caplog):
-    index = opened(tmp_path)
+def test_damaged_message_is_left_out_and_named(opened, tmp_path, caplog):
+    index = opened()
     write(index, [own(0), own(1)], [])
     data = bytearray((tmp_path / "0.qs").read_bytes())
     data[-1] ^= 1
     (tmp_path / "0.qs").write_bytes(data)
     assert positions(index) == [0]
     assert "1 messages from position 0 to 4 cannot be read" in caplog.text
-    index.abandon()
 
 
-def test_write_that_failed_anywhere_can_be_repeated(tmp_path):
+def test_write_that_failed_anywhere_can_be_repeated(opened, tmp_path):
     entries, acks = [own(position) for position in range(10)], [0, 1, 2, 3, 5]
     whole = RecordingFiles()
     index = opened(make(tmp_path / "whole"), files=whole)
@@ -164,7 +169,6 @@ def test_write_that_failed_anywhere_can_be_repeated(tmp_path):
         write(index, entries[5:], [*acks, 6])
         found = [entry.position for start in (0, 4, 8) for entry in index.read(start, start + 4)]
         assert found == [4, 7, 8, 9], files.failed
-        index.abandon()
         again = opened(tmp_path / str(fail))
         assert again.recovered.count == 4, files.failed
         again.abandon()
@@ -175,44 +179,41 @@ def make(path):
     return path
 
 
-def test_sync_syncs_each_file_that_was_written_and_new_names(tmp_path):
+def test_sync_syncs_each_file_that_was_written_and_new_names(opened):
     files = RecordingFiles()
-    index = opened(tmp_path, files=files, synced=True)
+    index = opened(files=files, synced=True)
     write(index, [own(0), own(5)], [])
     index.sync()()
     assert (files.count("sync"), files.count("sync_directory")) == (4, 1)
     index.sync()()
     assert files.count("sync") == 4
-    index.abandon()
 
 
-def test_few_files_stay_open(tmp_path):
-    index = opened(tmp_path)
+def test_few_files_stay_open(opened):
+    index = opened()
     for segment in range(20):
         write(index, [own(4 * segment)], [])
     assert sum(segment.index_fd is not None for segment in index._segments.values()) <= 5
-    index.abandon()
 
 
 @pytest.mark.parametrize("left", [0, 10])
 @pytest.mark.parametrize("suffix", ["qi", "qs"])
-def test_file_without_a_header_gets_one(left, suffix, tmp_path):
-    index = opened(tmp_path)
+def test_file_without_a_header_gets_one(left, suffix, opened, tmp_path):
+    index = opened()
     write(index, [own(0)], [])
     index.abandon()
     header = (tmp_path / f"0.{suffix}").read_bytes()[:64]
     (tmp_path / "0.qs").write_bytes(b"")
     (tmp_path / f"0.{suffix}").write_bytes(header[:left])
-    index = opened(tmp_path)
+    index = opened()
     write(index, [own(1)], [])
     index.abandon()
     assert (tmp_path / f"0.{suffix}").read_bytes()[:64] == header
-    index = opened(tmp_path)
+    index = opened()
     assert positions(index) == [1]
-    index.abandon()
 
 
-def test_files_whose_sync_failed_are_written_again(tmp_path):
+def test_files_whose_sync_failed_are_written_again(opened):
     """A second sync alone says nothing: the system has forgotten which bytes are not on disk."""
 
     class Failing(RecordingFiles):
@@ -222,7 +223,7 @@ def test_files_whose_sync_failed_are_written_again(tmp_path):
                 raise OSError("the disk has failed")
 
     files = Failing()
-    index = opened(tmp_path, files=files, synced=True)
+    index = opened(files=files, synced=True)
     write(index, [own(0)], [])
     with pytest.raises(OSError, match="the disk has failed"):
         index.sync()()
@@ -230,4 +231,3 @@ def test_files_whose_sync_failed_are_written_again(tmp_path):
     index.sync()()
     names = [name for name, _, _ in files.operations[before:]]
     assert names == ["pread", "pwrite", "sync"] * 2 + ["sync_directory"]
-    index.abandon()
