@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import shutil
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 
 import support
+from msgstore.plugins import loader
 from support import DATA, command, json_of, slow
 
 BROKER = DATA / "msg-store"
@@ -49,6 +54,23 @@ def store_of(name: str) -> Path:
 def manifest_of(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((BROKER / name / "manifest.json").read_text())
     return found
+
+
+@contextlib.contextmanager
+def installed(site: Path, name: str, entry_points: dict[str, str], patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install a distribution as pip does, whose modules are in ``site`` already. At the end they are forgotten."""
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    points = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
+    (info / "entry_points.txt").write_text(f"[msgstore]\n{points}")
+    patch.setattr(loader, "INSTALLATION_SECONDS", 0)  # it is complete: 15 ms for each command
+    patch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    yield
+    packages = {value.split(".")[0] for value in entry_points.values()}
+    for module in [module for module in sys.modules if module.split(".")[0] in packages]:
+        del sys.modules[module]
 
 
 def copy_of(name: str, to: Path) -> Path:

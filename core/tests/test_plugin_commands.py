@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import pytest
-from click.testing import CliRunner, Result
 
-from msgstore.cli.main import main
+from core_support import installed, refused, run
 
 PLUGIN = """
 from msgstore import hookimpl
@@ -36,27 +34,34 @@ number = 42
 @pytest.fixture(autouse=True)
 def acme(tmp_path, monkeypatch):
     """A distribution with six commands."""
-    package, info = tmp_path / "acme_commands", tmp_path / "acme_commands-1.0.dist-info"
+    package = tmp_path / "acme_commands"
     package.mkdir()
-    info.mkdir()
     (package / "__init__.py").write_text(PLUGIN)
     (package / "commands.py").write_text(COMMANDS)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-commands\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[msgstore]\nacme = acme_commands\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    importlib.invalidate_caches()
-    yield
-    for name in [name for name in sys.modules if name.startswith("acme_commands")]:
-        del sys.modules[name]
+    with installed(tmp_path, "acme-commands", {"acme": "acme_commands"}, monkeypatch):
+        yield
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("good", 0, []),
+        ("exits", 3, []),
+        ("fails", 2, ["the command 'fails' of acme-commands 1.0", "KeyError: 'key'"]),
+        ("number", 2, ["acme_commands.commands:number is not a click.Command"]),
+    ],
+)
+def test_command_of_plugin_is_called_or_blamed(command, code, said):
+    result = run(command, code=code)
+    assert result.stdout == ("called\n" if command == "good" else "")
+    assert all(part in result.stderr for part in said)
 
 
-def test_command_of_plugin_is_called():
-    assert run("good").output == "called\n"
+def test_error_of_msgstore_is_one_line():
+    said = refused("misused")
+    assert said.startswith("msgstore: missing: ")
+    assert "acme" not in said
 
 
 def test_help_lists_commands_without_importing_them():
@@ -66,51 +71,23 @@ def test_help_lists_commands_without_importing_them():
     assert "acme_commands.commands" not in sys.modules
 
 
-def test_exception_is_fault_of_plugin():
-    failed = run("fails")
-    assert failed.exit_code == 2
-    assert "the command 'fails' of acme-commands 1.0" in failed.stderr
-    assert "KeyError: 'key'" in failed.stderr
-
-
-def test_exit_code_of_command_is_kept():
-    assert run("exits").exit_code == 3
-
-
-def test_error_of_msgstore_is_one_line():
-    misused = run("misused")
-    assert misused.exit_code == 2
-    assert misused.stderr.startswith("msgstore: missing: ")
-    assert "acme" not in misused.stderr
-
-
-def test_factory_that_is_no_command_is_an_error():
-    refused = run("number")
-    assert refused.exit_code == 2
-    assert "acme_commands.commands:number is not a click.Command" in refused.stderr
-
-
 def test_command_of_two_plugins_is_refused_and_listed_once(tmp_path):
     """No configuration can disable one: commands are found before their options are read."""
     (tmp_path / "acme_commands-1.0.dist-info/entry_points.txt").write_text("[msgstore]\nacme = acme_commands\nb = acme_again\n")
     (tmp_path / "acme_again.py").write_text("from acme_commands import msgstore_commands")
     assert run("--help").output.count("Call good.") == 1
-    refused = run("good")
-    assert refused.exit_code == 2
-    assert refused.stderr.endswith("Keep one: 'pip uninstall' the others' distributions.\n")
+    assert run("good", code=2).stderr.endswith("Keep one: 'pip uninstall' the others' distributions.\n")
 
 
 def test_command_that_cannot_be_imported_is_named(tmp_path):
     (tmp_path / "acme_commands/__init__.py").write_text("import no_such_module")
-    refused = run("good")
-    assert refused.exit_code == 2
-    assert "No such command 'good'. Failed to load: acme-commands 1.0" in refused.stderr
-    assert "No module named 'no_such_module'" in refused.stderr
+    said = run("good", code=2).stderr
+    assert "No such command 'good'. Failed to load: acme-commands 1.0" in said
+    assert "No module named 'no_such_module'" in said
 
 
 def test_own_command_is_not_replaced():
     assert "not ours" not in run("scan", "--help").output
-    checked = run("plugins", "--check")
-    assert checked.exit_code == 2
-    assert "the command 'scan' of acme-commands 1.0" in " ".join(checked.output.split())
-    assert "is not a click.Command" in " ".join(checked.output.split())
+    checked = " ".join(run("plugins", "--check", code=2).output.split())
+    assert "the command 'scan' of acme-commands 1.0" in checked
+    assert "is not a click.Command" in checked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import sys
@@ -14,7 +13,7 @@ import attrs
 import pytest
 
 import msgstore
-from core_support import rows_of, run
+from core_support import installed, rows_of, run
 from msgstore.contract import (
     BoundRecord,
     BrokenPlugin,
@@ -27,7 +26,6 @@ from msgstore.contract import (
 from msgstore.files import Files
 from msgstore.jobs import inputs
 from msgstore.jobs.workers import worker_catalogue
-from msgstore.plugins import loader
 from msgstore.plugins.descriptor_checks import check_descriptor
 from msgstore.scan import Described, FormatSet, WholeRecord, describe, scan_file
 from msgstore.scan.segment import check_values, fields_as_json, values_of
@@ -70,20 +68,14 @@ def msgstore_record_types():
 def ranked(tmp_path, monkeypatch):
     """A distribution that brings the record type ``ranked``."""
     site = tmp_path / "site-packages"
-    info = site / "acme_ranked-1.0.dist-info"
-    info.mkdir(parents=True)
+    site.mkdir()
     (site / "acme_ranked.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-ranked\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[msgstore]\nranked = acme_ranked\n")
-    monkeypatch.setattr(loader, "INSTALLATION_SECONDS", 0)  # it is complete: 15 ms for each command
-    monkeypatch.syspath_prepend(str(site))
-    importlib.invalidate_caches()
+    with installed(site, "acme-ranked", {"ranked": "acme_ranked"}, monkeypatch):
+        worker_catalogue.cache_clear()
+        inputs._open.cache_clear()
+        yield
     worker_catalogue.cache_clear()
     inputs._open.cache_clear()
-    yield
-    worker_catalogue.cache_clear()
-    inputs._open.cache_clear()
-    sys.modules.pop("acme_ranked", None)
 
 
 def written(directory, *priorities):
