@@ -19,13 +19,16 @@ LAST_EXAMPLES = {
 """Those that leave memory first: ``variable`` with little of it, and the proxies over it."""
 
 
+def each(subjects):
+    """Return the fixture of a test class: these subjects."""
+    return pytest.fixture(params=subjects, ids=str)(lambda self, request: request.param)
+
+
 class TestBackingQueueBriefly(BackingQueueTests):
     histories, crash_histories, crash_points = 1, 1, 4
     test_descriptor_is_complete = None  # starts a process
 
-    @pytest.fixture(params=LAST_EXAMPLES.values(), ids=str)
-    def subject(self, request):
-        return request.param
+    subject = each(LAST_EXAMPLES.values())
 
 
 class TestQueueIndexBriefly(QueueIndexTests):
@@ -33,16 +36,12 @@ class TestQueueIndexBriefly(QueueIndexTests):
     test_descriptor_is_complete = None  # starts a process
     test_acknowledged_messages_take_no_space = None  # writes 40,000 messages
 
-    @pytest.fixture(params=installed_queue_indexes(), ids=str)
-    def subject(self, request):
-        return request.param
+    subject = each(installed_queue_indexes())
 
 
 @pytest.mark.slow
 class TestBackingQueueFully(BackingQueueTests):
-    @pytest.fixture(params=installed_backing_queues(), ids=str)
-    def subject(self, request):
-        return request.param
+    subject = each(installed_backing_queues())
 
 
 def proxy(name, **options):
@@ -51,24 +50,17 @@ def proxy(name, **options):
 
 @pytest.mark.slow
 class TestProxiesOverOthers(BackingQueueTests):
-    @pytest.fixture(
-        params=[
-            proxy("mirror", directory="mirror", over={"use": "priority", "levels": 2}),
-            proxy("priority", levels=2, over={"use": "mirror", "directory": "mirror"}),
-            proxy("priority", levels=2, over="kestrel"),
-            proxy("priority", levels=2, over="memory"),
-        ],
-        ids=str,
-    )
-    def subject(self, request):
-        return request.param
+    subject = each([
+        proxy("mirror", directory="mirror", over={"use": "priority", "levels": 2}),
+        proxy("priority", levels=2, over={"use": "mirror", "directory": "mirror"}),
+        proxy("priority", levels=2, over="kestrel"),
+        proxy("priority", levels=2, over="memory"),
+    ])  # fmt: skip
 
 
 @pytest.mark.slow
 class TestQueueIndexFully(QueueIndexTests):
-    @pytest.fixture(params=installed_queue_indexes(), ids=str)
-    def subject(self, request):
-        return request.param
+    subject = each(installed_queue_indexes())
 
 
 class ForgetsAcks(VariableQueue):

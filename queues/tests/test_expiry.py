@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from msgstore.contract import ConfigError, StoreClosed
+from msgstore.contract import StoreClosed
 from msgstore_queues import aio
 
 
@@ -83,11 +83,6 @@ def test_thread_of_the_vhost_deletes_an_unused_queue(opened):
         time.sleep(0.001)
     assert vhost.queues() == []
     vhost.queue("jobs", expires="10s").publish(b"1")
-
-
-def test_time_of_zero_is_refused(vhost):
-    with pytest.raises(ConfigError, match="expires"):
-        vhost.queue("jobs", expires=0)
 
 
 def test_deleted_queue_takes_its_delayed_messages_along(opened, clock):

@@ -186,11 +186,6 @@ def test_keys_with_priorities_and_retries(opened, clock):
     assert bodies(jobs) == [b"low"]
 
 
-def test_key_that_is_no_text_is_refused(vhost):
-    with pytest.raises(TypeError, match="a key is a str, not int"):
-        vhost.queue("jobs").publish(b"1", key=17)
-
-
 def test_keys_of_messages_that_cannot_be_read_are_free(opened):
     vhost = opened()
     jobs = vhost.queue("jobs", deduplicate=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from msgstore.contract import ConfigError, StoreError, StoreLocked
+from msgstore.contract import StoreError, StoreLocked
 from msgstore.files import Files
 from msgstore_queues import open_vhost
 from msgstore_queues.backing.mirror_copies import STATE_FILE
@@ -225,11 +225,6 @@ def test_copy_of_another_vhost_is_locked(tmp_path):
     with open_vhost(tmp_path / "other") as other, pytest.raises(StoreLocked, match="mirror"):
         other.queue("jobs", backing={"use": "mirror", "directory": tmp_path / "mirror"})
     vhost.close()
-
-
-def test_mirror_without_directory_is_refused(tmp_path):
-    with open_vhost(tmp_path) as vhost, pytest.raises(ConfigError, match="the key 'directory' is missing"):
-        vhost.queue("jobs", backing="mirror")
 
 
 @pytest.mark.parametrize("seed", [0, 1, slow(2), slow(3)])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from msgstore.contract import StoreClosed, StoreError, StoreIOError
+from msgstore.contract import ConfigError, StoreClosed, StoreError, StoreIOError
 from msgstore.files import Files
 from msgstore_queues.directories import QUEUE_FILE, VHOST_FILE
 from msgstore_queues.message import ATTEMPTS
@@ -108,6 +108,27 @@ def test_wrong_file_of_a_queue_is_named(wrong, opened):
         opened()
 
 
-def test_publish_to_no_queue_is_refused(vhost):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_lenght": 5}, r"queue 'jobs'.*max_lenght.*max_length"),
+        ({"expires": 0}, "expires"),
+        ({"backing": {"use": "priority", "levels": 0}}, "levels"),
+        ({"backing": {"use": "priority", "levels": 257}}, "levels"),
+        ({"backing": "mirror"}, "the key 'directory' is missing"),
+    ],
+)
+def test_queue_with_wrong_options_is_not_made(options, message, vhost):
+    with pytest.raises(ConfigError, match=message):
+        vhost.queue("jobs", **options)
+    assert vhost.queues() == []
+    assert list((vhost.directory / "queues").iterdir()) == []
+
+
+def test_publish_of_what_is_no_message_is_refused(vhost):
+    with pytest.raises(TypeError, match="a body is bytes, not str"):
+        vhost.queue("jobs").publish("text")
+    with pytest.raises(TypeError, match="a key is a str, not int"):
+        vhost.queue("jobs").publish(b"1", key=17)
     with pytest.raises(ValueError, match="to one queue at least"):
         vhost.publish(b"1", to=[])

@@ -90,14 +90,6 @@ def test_other_backing_below_is_refused_and_queue_stays(opened):
     assert bodies(vhost.queue("jobs")) == [b"0 of 1"]
 
 
-@pytest.mark.parametrize("levels", [0, 257])
-def test_levels_out_of_range_are_refused(vhost, levels):
-    with pytest.raises(ConfigError, match="levels"):
-        vhost.queue("jobs", backing={"use": "priority", "levels": levels})
-    assert vhost.queues() == []
-    assert list((vhost.directory / "queues").iterdir()) == []
-
-
 def test_all_256_priorities_work(vhost):
     jobs = vhost.queue("jobs", backing={"use": "priority", "levels": 256, "over": "memory"})
     publish(jobs, 0, 255, 254)
