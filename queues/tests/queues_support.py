@@ -12,6 +12,7 @@ from msgstore_queues.catalogue import Catalogue, load_catalogue
 from msgstore_queues.message import Received
 from msgstore_queues.options import VHostOptions
 from msgstore_queues.queue import Queue
+from msgstore_queues.testing.subjects import Subject, installed_backing_queues
 from msgstore_queues.vhost import VHost
 
 installed = functools.cache(load_catalogue)
@@ -24,6 +25,12 @@ def open_on(
     """Open a vhost on this file layer, this catalogue and other ``parts``: arguments of ``VHost``. No clock flushes it."""
     values = structure(VHostOptions, {"sync_interval": "365d", **options}, "a test")
     return VHost(path, name, values, catalogue or installed(), where="a test", files=files, **parts or {})
+
+
+def typical_backing_queues() -> list[Subject]:
+    """Return the last example of each in this distribution: ``variable`` with little memory, and the proxies over it."""
+    ours = (one for one in installed_backing_queues() if one.descriptor.factory.startswith("msgstore_queues."))
+    return list({one.descriptor.name: one for one in ours}.values())
 
 
 def publish(jobs: Queue, *bodies: bytes) -> None:

@@ -12,11 +12,7 @@ from msgstore_queues.catalogue import load_catalogue
 from msgstore_queues.contract import BackingQueueDescriptor, Capability
 from msgstore_queues.testing import BackingQueueTests, QueueIndexTests, Subject
 from msgstore_queues.testing.subjects import installed_backing_queues, installed_queue_indexes
-
-LAST_EXAMPLES = {
-    one.descriptor.name: one for one in installed_backing_queues() if one.descriptor.factory.startswith("msgstore_queues.")
-}
-"""Those that leave memory first: ``variable`` with little of it, and the proxies over it."""
+from queues_support import typical_backing_queues
 
 
 def each(subjects):
@@ -28,7 +24,7 @@ class TestBackingQueueBriefly(BackingQueueTests):
     histories, crash_histories, crash_points = 1, 1, 4
     test_descriptor_is_complete = None  # starts a process
 
-    subject = each(LAST_EXAMPLES.values())
+    subject = each(typical_backing_queues())
 
 
 class TestQueueIndexBriefly(QueueIndexTests):

@@ -17,7 +17,9 @@ from msgstore.testing.faults import RecordingFiles, StoppingFiles, crash_points,
 from msgstore_queues.flusher import Flusher
 from msgstore_queues.message import DEATHS
 from msgstore_queues.testing.subjects import Subject, installed_backing_queues
+from queues_support import typical_backing_queues
 from rabbitmq_files.properties import read_properties
+from support import slow
 
 SUBJECTS = [one for one in installed_backing_queues() if one.descriptor.name in ("variable", "priority")]
 RETRIES = {"dead_letter": "lost", "max_attempts": 2, "retry_delay": "10s", "deduplicate": True}
@@ -28,7 +30,7 @@ def most(request):
     return request.param
 
 
-@pytest.fixture(params=SUBJECTS, ids=str)
+@pytest.fixture(params=[one if one in typical_backing_queues() else slow(one) for one in SUBJECTS], ids=str)
 def subject(request):
     return request.param
 

@@ -169,6 +169,7 @@ def test_junk_after_the_head_of_a_compressed_term_is_not_copied():
 
 @pytest.mark.parametrize("head", [b"", encode_header(b"RCQI", 0, 2**40), encode_header(STORE_MAGIC, 0, 2**40), encode_mark(5)])
 def test_sparse_file_costs_what_is_checked(tmp_path, monkeypatch, head):
+    monkeypatch.setattr(index_v1, "_SEARCHED", 2**16)
     for module in (index_v1, index_v2):
         monkeypatch.setattr(module, "_CHECKED_REST", 2**16)
         monkeypatch.setattr(module, "MAX_ENTRIES", 2**10)

@@ -129,7 +129,7 @@ def test_a_store_of_ones_own(tmp_path):
         deadline = time.monotonic() + 30
         key = "msgstore_collection_seconds_count", (("action", "compacted"),)
         while key not in (found := samples(REGISTRY, tmp_path)) and time.monotonic() < deadline:
-            time.sleep(0.01)  # events are told on another thread
+            time.sleep(0.05)  # events are told on another thread
         stats = store.stats()
         assert found[key] == 1
         assert found["msgstore_messages", ()] == 7
