@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pty
 import subprocess
@@ -14,30 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from msgstore.cli.main import main
 from msgstore.contract import PluginError, StoreIOError
 from msgstore_queues import VHost, open_vhost
 from msgstore_queues.commands import counting
+from support import command as run
+from support import json_of
 
 
-def run(*arguments: object, code: int = 0, stdin: str | bytes | None = None) -> Any:
-    done = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin, prog_name="msgstore")
-    assert done.exit_code == code, done.output
-    return done
-
-
-def objects(done: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def bodies(done: Any) -> list[bytes]:
-    return [b64decode(one["body"]) for one in objects(done)]
+def bodies(*arguments: object) -> list[bytes]:
+    """Return the bodies that ``queue get`` shows."""
+    return [b64decode(one["body"]) for one in json_of("queue", "get", *arguments)]
 
 
 def listed(path: Path, *options: str) -> dict[str, dict[str, Any]]:
-    return {one["queue"]: one for one in objects(run("queue", "ls", path, "--json", *options))}
+    return {one["queue"]: one for one in json_of("queue", "ls", path, *options)}
 
 
 @pytest.fixture
@@ -69,7 +59,7 @@ def test_published_message_is_shown_then_taken(data):
     shown = run("queue", "get", data, "jobs").stdout
     assert "kind" in shown
     assert shown.endswith("résumé\n\n")
-    [taken] = objects(run("queue", "get", data, "jobs", "--ack", "--json"))
+    [taken] = json_of("queue", "get", data, "jobs", "--ack")
     assert (taken["headers"], taken["redelivered"], taken["attempts"], taken["acked"]) == ({"kind": "cv"}, False, 1, True)
     assert "has no message" in run("queue", "get", data, "jobs", code=1).stderr
 
@@ -77,8 +67,8 @@ def test_published_message_is_shown_then_taken(data):
 def test_kept_messages_are_not_marked(data):
     """Looking changes nothing: neither the order, nor the mark of a redelivery, nor the number of deliveries."""
     run("queue", "publish", data, "jobs", "--lines", stdin="a\nb\nc\n")
-    assert bodies(run("queue", "get", data, "jobs", "--count", 2, "--json")) == [b"a", b"b"]
-    found = objects(run("queue", "get", data, "jobs", "--ack", "--count", 5, "--json"))
+    assert bodies(data, "jobs", "--count", 2) == [b"a", b"b"]
+    found = json_of("queue", "get", data, "jobs", "--ack", "--count", 5)
     assert [(one["redelivered"], one["attempts"]) for one in found] == [(False, 1)] * 3
 
 
@@ -95,7 +85,7 @@ def test_kept_messages_are_not_marked(data):
 )
 def test_publish_takes_bodies_from_everywhere(data, arguments, stdin, expected):
     run("queue", "publish", data, "jobs", *arguments, stdin=stdin)
-    assert bodies(run("queue", "get", data, "jobs", "--count", 9, "--json")) == expected
+    assert bodies(data, "jobs", "--count", 9) == expected
 
 
 def test_publish_and_get_copy_a_file_byte_by_byte(data, tmp_path):
@@ -108,7 +98,7 @@ def test_publish_and_get_copy_a_file_byte_by_byte(data, tmp_path):
 
 def test_publish_options_reach_the_message(data):
     run("queue", "publish", data, "jobs", "x", "--priority", 7, "--ttl", "1h")
-    [shown] = objects(run("queue", "get", data, "jobs", "--json"))
+    [shown] = json_of("queue", "get", data, "jobs")
     assert shown["properties"] == {"priority": 7}
     assert shown["expiry_ms"] is not None
     run("queue", "publish", data, "jobs", "x", "--delay", "1h")
@@ -148,7 +138,7 @@ def test_get_of_misspelt_queue_names_the_nearest(data):
 def test_purge_leaves_delayed_messages(data):
     run("queue", "publish", data, "jobs", "--lines", stdin="a\nb\n")
     run("queue", "publish", data, "jobs", "x", "--delay", "1h")
-    assert objects(run("queue", "purge", data, "jobs", "--json")) == [{"kind": "purged", "queue": "jobs", "messages": 2}]
+    assert json_of("queue", "purge", data, "jobs") == [{"kind": "purged", "queue": "jobs", "messages": 2}]
     assert (listed(data)["jobs"]["messages"], listed(data)["jobs"]["delayed"]) == (0, 1)
 
 
@@ -219,7 +209,7 @@ def test_ls_after_a_crash_does_not_count_other_files(data, served):
     served.queue("mirrored", backing={"use": "mirror", "directory": data / "mirror"}).publish(b"1")
     served.flush()
     served.abandon()
-    rows = [json.loads(line) for line in run("queue", "ls", data, "--json", code=3).stdout.splitlines()]
+    rows = json_of("queue", "ls", data, code=3)
     counts = {row["queue"]: row["messages"] for row in rows if row["kind"] == "queue"}
     assert (counts["journal"], counts["mirrored"]) == (None, 1)
 
@@ -263,7 +253,7 @@ def test_command_beside_a_process_is_refused(data, served):
 
 def test_top_prints_once_to_a_pipe(data, served):
     assert "jobs" in run("queue", "top", data).stdout
-    assert objects(run("queue", "top", data, "--json"))[0]["messages"] == 3
+    assert json_of("queue", "top", data)[0]["messages"] == 3
 
 
 @pytest.mark.slow
@@ -316,8 +306,8 @@ def test_config_names_vhost_and_options_apply(config):
         in run("queue", "publish", "work", "jobs", "x", "--count", 3, *use[1:], code=2).stderr
     )
     run("queue", "publish", "work", "short", "--lines", *use[1:], stdin="1\n2\n3\n")
-    assert [one["messages"] for one in objects(run("queue", "ls", *use, "--json"))] == [2, 2]
-    assert bodies(run("queue", "get", "work", "short", "--count", 9, "--json", *use[1:])) == [b"2", b"3"]
+    assert [one["messages"] for one in json_of("queue", "ls", *use)] == [2, 2]
+    assert bodies("work", "short", "--count", 9, *use[1:]) == [b"2", b"3"]
     assert "w" in run("vhost", "ls", *use).stdout
     assert "name no other" in run("queue", "ls", *use, "--vhost", "x", code=2).stderr
 
@@ -328,7 +318,7 @@ def test_config_names_vhost_and_options_apply(config):
 def test_vhost_is_added_listed_stopped_started_deleted(data):
     run("queue", "publish", data, "jobs", "x")
     run("queue", "publish", data, "jobs", "x", "--delay", "1h")
-    [found] = objects(run("vhost", "ls", data, "--json"))
+    [found] = json_of("vhost", "ls", data)
     assert (found["vhost"], found["state"], found["queues"], found["pid"]) == ("/", "closed", 1, None)
     assert "has the vhost '/' already" in run("vhost", "add", data, code=2).stderr
     assert run("vhost", "stop", data).stdout == "/: stopped (nobody has it open)\n"
@@ -338,7 +328,7 @@ def test_vhost_is_added_listed_stopped_started_deleted(data):
     assert "would delete the vhost '/' with 1 queue and all messages. Repeat the command with --yes." in refused
     assert listed(data)["jobs"]["messages"] == 1
     assert run("vhost", "delete", data, "--yes").stdout == "/: deleted (1 queue)\n"
-    assert objects(run("vhost", "ls", data, "--json")) == []
+    assert json_of("vhost", "ls", data) == []
 
 
 def test_vhost_commands_beside_a_process_name_it(data, served):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import msgstore_queues
-from msgstore.cli.main import main
 from msgstore.contract import ConfigError, PluginError
 from msgstore.option_values import Backend
+from support import command as run
+from support import json_of
 
 TABLES = """
     [stores.orders]
@@ -45,12 +44,6 @@ def write(file: Path, text: str) -> Path:
     file.parent.mkdir(exist_ok=True)
     file.write_text(textwrap.dedent(text))
     return file
-
-
-def run(*arguments: object, code: int = 0) -> Any:
-    done = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="msgstore")
-    assert done.exit_code == code, done.output
-    return done
 
 
 def test_config_opens_vhosts_beside_the_file(file, monkeypatch, tmp_path):
@@ -145,8 +138,7 @@ def test_config_check_reports_stores_and_vhosts(file):
     good = run("config", "check", "--config", file)
     assert good.stdout.splitlines()[0] == f"orders: ok ({file.parent / 'orders'})"
     assert [line.split(" ")[0] for line in good.stdout.splitlines()] == ["orders:", "work:", "root:"]
-    as_json = [json.loads(line) for line in run("config", "check", "--config", file, "--json").stdout.splitlines()]
-    assert as_json[1:] == [
+    assert json_of("config", "check", "--config", file)[1:] == [
         {"vhost": name, "path": str(file.parent / "data"), "ok": True, "errors": []} for name in ("work", "root")
     ]
     assert not (file.parent / "data").exists()

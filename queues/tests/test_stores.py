@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode
 from queue import Empty
 from threading import Event, Thread
 from unittest.mock import Mock
 
 import pytest
-from click.testing import CliRunner
 
-from msgstore.cli.main import main
 from msgstore.contract import CorruptRecord
 from msgstore.jobs.workers import worker_catalogue
 from msgstore_queues.stores import Bodies
+from support import command, flip, json_of
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
@@ -26,9 +24,7 @@ def test_queue_stops_at_damaged_body_or_skips_it(opened, tmp_path, at):
         jobs.publish(b"body %d" % number)
     opened(**options).close()
     [segment] = (tmp_path / "msg_stores").rglob("0.sqs")
-    data = bytearray(segment.read_bytes())
-    data[data.index(b"body %d" % at)] ^= 1
-    segment.write_bytes(data)
+    flip(segment, segment.read_bytes().index(b"body %d" % at))
     jobs = opened(**options).queue("jobs")
     taken = [jobs.receive(block=False) for _ in range(at)]
     for _ in range(2):
@@ -69,7 +65,7 @@ def test_what_reads_queues_is_named(opened, tmp_path, monkeypatch):
     opened().close()
     monkeypatch.setenv("_MSGSTORE_DISABLED", "rabbitmq-source")
     worker_catalogue.cache_clear()
-    done = CliRunner().invoke(main, ["detect", str(tmp_path)])
+    done = command("detect", tmp_path, code=None)
     worker_catalogue.cache_clear()
     assert "queues. What reads their messages: pip install msgstore-rabbitmq-source" in done.output.replace("\n", "")
 
@@ -80,7 +76,5 @@ def test_messages_of_store_with_another_record_type_are_listed(opened, tmp_path)
     for number in range(3):
         jobs.publish(b"body %d" % number)
     jobs.vhost.close()
-    done = CliRunner().invoke(main, ["messages", str(tmp_path), "--source", "rabbitmq", "--json"])
-    assert done.exit_code == 0, done.output
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = json_of("messages", tmp_path, "--source", "rabbitmq")
     assert [b64decode(row["body"]) for row in rows] == [b"body 0", b"body 1", b"body 2"]
