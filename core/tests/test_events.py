@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import shutil
@@ -23,10 +24,10 @@ from msgstore import hookimpl
 from msgstore.contract import BrokenPlugin, GcPolicyDescriptor, PluginError, StoreIOError, events
 from msgstore.engine import events as announcing
 from msgstore.engine.events import Telemetry
-from msgstore.files import Files
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider, find_entry_points, load
 from msgstore.testing.stores import open_with
+from support import HookedFiles, failing
 
 ACME = Provider("acme-watch", "1.0", "watch", "acme_watch")
 IDS = [bytes([n]) * 16 for n in range(100)]
@@ -263,13 +264,11 @@ def test_observer_thread_ends_with_the_store(tmp_path, recorder):
     assert threads() == [f"msgstore-observers {tmp_path}"]
     store.abandon()
     assert threads() == []
-
-    class Full(Files):
-        write_file = raising(OSError(28, "No space left on device"))
-
+    files = HookedFiles()
+    files.before("pwrite", failing(errno.ENOSPC), times=None)
     (tmp_path / "msgstore.json").unlink()
     with pytest.raises(msgstore.StoreError, match="cannot be opened"):
-        open_observed(tmp_path, recorder, files=Full(), adopt=True)
+        open_observed(tmp_path, recorder, files=files, adopt=True)
     assert threads() == []
     assert recorder.kinds[-1] is events.RecoveryFinishedEvent
 
@@ -301,13 +300,9 @@ def test_interrupt_in_start_of_the_observers_thread_leaves_none(tmp_path, record
 
 
 def test_store_not_saved_fires_closed_once(tmp_path, recorder):
-    class NoRename(Files):
-        def replace(self, source, target):
-            if target.name == "clean.dot":
-                raise OSError(5, "Input/output error", str(target))
-            super().replace(source, target)
-
-    store = open_observed(tmp_path, recorder, files=NoRename())
+    files = HookedFiles()
+    files.before("replace", failing(), "msgstore-clean.dot clean.dot")
+    store = open_observed(tmp_path, recorder, files=files)
     with pytest.raises(StoreIOError):
         store.close()
     store.close()

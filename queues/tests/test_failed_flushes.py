@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import errno
-
 import pytest
 
 from msgstore.contract import StoreIOError
-from msgstore.files import Files
 from queues_support import open_on, publish
+from support import HookedFiles, failing
 
 
-class FailOnce(Files):
-    """Fails the next operation of a name; records the syncs that succeed."""
+class SyncedFiles(HookedFiles):
+    """Knows the files that were synced."""
 
     def __init__(self):
-        self.failing = None
+        super().__init__()
         self.synced = []
 
-    def _fail(self, name):
-        if self.failing == name:
-            self.failing = None
-            raise OSError(errno.EIO, "Input/output error")
-
-    def pwrite(self, fd, data, offset):
-        self._fail("pwrite")
-        super().pwrite(fd, data, offset)
-
     def sync(self, fd):
-        self._fail("sync")
+        super()._run("sync", fd)
         self.synced.append(self.identity(fd))
 
 
 def test_flush_after_failed_one_writes_later_messages(tmp_path):
-    files, confirmed = FailOnce(), []
+    files, confirmed = HookedFiles(), []
     vhost = open_on(tmp_path, files)
     jobs = vhost.queue("jobs")
     jobs.publish(b"0", on_confirm=lambda: confirmed.append(0))
-    files.failing = "pwrite"
+    files.before("pwrite", failing())
     with pytest.raises(StoreIOError):
         vhost.flush()
     jobs.publish(b"1", on_confirm=lambda: confirmed.append(1))
@@ -48,10 +37,10 @@ def test_flush_after_failed_one_writes_later_messages(tmp_path):
         assert len(vhost.queue("jobs")) == 2
 
 
-@pytest.mark.parametrize("failing", ["pwrite", "sync"])
-def test_flush_after_failed_one_syncs_all_queues(failing, tmp_path):
+@pytest.mark.parametrize("operation", ["pwrite", "sync"])
+def test_flush_after_failed_one_syncs_all_queues(operation, tmp_path):
     """Confirmed messages survive a power failure: each file is synced after its last write."""
-    files = FailOnce()
+    files = SyncedFiles()
     vhost = open_on(tmp_path, files, durability="fsync")
     jobs, others = vhost.queue("jobs", index="v2"), vhost.queue("others", index="v2")
     vhost.flush()
@@ -59,7 +48,7 @@ def test_flush_after_failed_one_syncs_all_queues(failing, tmp_path):
     vhost.flush()
     others.publish(b"1")
     jobs.publish(b"2")
-    files.failing = failing
+    files.before(operation, failing())
     with pytest.raises(StoreIOError):
         vhost.flush()
     files.synced.clear()
@@ -84,8 +73,8 @@ def test_flush_leaves_what_is_newer_to_the_next_one(tmp_path):
         assert [message.body for message in vhost.queue("jobs").browse()] == [b"0"]
 
 
-@pytest.mark.parametrize("failing", ["persistent", "transient"])
-def test_bodies_that_cannot_be_removed_are_removed_by_the_next_flush(failing, tmp_path, monkeypatch):
+@pytest.mark.parametrize("store", ["persistent", "transient"])
+def test_bodies_that_cannot_be_removed_are_removed_by_the_next_flush(store, tmp_path, monkeypatch):
     """Once, and no reference of another queue; and the confirms come."""
     large, confirmed = bytes(5000), []
     with open_on(tmp_path) as vhost:
@@ -101,7 +90,7 @@ def test_bodies_that_cannot_be_removed_are_removed_by_the_next_flush(failing, tm
             monkeypatch.undo()
             raise StoreIOError("no space", ids=ids)
 
-        monkeypatch.setattr(getattr(vhost, failing), "remove", fail_once)
+        monkeypatch.setattr(getattr(vhost, store), "remove", fail_once)
         other.publish(b"1", on_confirm=lambda: confirmed.append(1))
         with pytest.raises(StoreIOError, match="no space"):
             vhost.flush()

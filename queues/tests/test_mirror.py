@@ -17,7 +17,7 @@ from msgstore_queues.backing.mirror_copies import STATE_FILE
 from msgstore_queues.testing.backing_queues import bodies, publish
 from msgstore_queues.testing.subjects import Subject, installed_backing_queues
 from rabbitmq_files.names import queue_directory
-from support import slow
+from support import flip, slow
 
 STORED = "msg_stores/vhosts/628WB79CIFDYO9LJI6DKMI09L/queues"
 HASH = queue_directory(b"/", b"jobs")
@@ -192,9 +192,7 @@ def test_message_that_one_copy_lost_comes_from_the_other(damaged, tmp_path, plac
     publish(jobs, range(9))
     vhost.flush()
     (entries,) = places[damaged].glob("*.qs")
-    data = bytearray(entries.read_bytes())
-    data[data.index(b"000004")] ^= 1
-    entries.write_bytes(data)
+    flip(entries, entries.read_bytes().index(b"000004"))
     assert bodies(jobs) == list(range(9))
     assert jobs.stats()["copies"] == [str(places[1 - damaged])]
     vhost.abandon()

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
 
 from msgstore.contract import ConfigError, StoreClosed, StoreError, StoreIOError
-from msgstore.files import Files
 from msgstore_queues.directories import QUEUE_FILE, VHOST_FILE
 from msgstore_queues.message import ATTEMPTS
 from queues_support import open_on
+from support import HookedFiles, failing
 
 INFINITE, NAN = float("inf"), float("nan")
-
-
-class FullOnce(Files):
-    is_full = False
-
-    def pwrite(self, fd, data, offset):
-        if self.is_full:
-            raise OSError(28, "No space left on device")
-        super().pwrite(fd, data, offset)
 
 
 @pytest.mark.parametrize("index", ["v1", "v2"])
 def test_messages_of_a_failed_flush_stay_in_memory(index, tmp_path):
     """They are called indexed, and are not on disk: a requeue must not take them out of memory."""
-    files = FullOnce()
+    files = HookedFiles()
     vhost = open_on(tmp_path, files)
     jobs = vhost.queue("jobs", index=index, backing={"use": "variable", "memory": 2})
     for number in range(10):
         jobs.publish(b"%d" % number)
-    files.is_full = True
+    files.before("pwrite", failing(errno.ENOSPC), times=None)
     with pytest.raises(StoreIOError):
         jobs.flush()
     jobs.receive().nack()
-    files.is_full = False
+    files.hooks.clear()
     assert [jobs.receive(block=False).body for _ in range(10)] == [b"%d" % number for number in range(10)]
     vhost.close()
 

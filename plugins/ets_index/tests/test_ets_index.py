@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import random
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from msgstore.testing.index_model import IndexAgainstDictionary
 from msgstore.testing.subjects import Subject
 from msgstore_ets_index import plugin, snapshot
 from msgstore_ets_index.index import DAMAGED_FILE, FILE, EtsIndex
+from support import HookedFiles, failing
 
 IDS = st.binary(min_size=16, max_size=16)
 LOCATIONS = st.one_of(
@@ -155,11 +156,9 @@ def test_first_commit_removes_snapshot_unless_read_only(tmp_path):
 
 
 def test_failed_write_keeps_entries(tmp_path):
-    class FullDisk(UnsyncedFiles):
-        def write_file(self, path: Path, chunks: Iterable[bytes], *, sync: bool) -> None:
-            raise OSError(28, "No space left on device")
-
-    index = open_index(tmp_path, files=FullDisk())
+    files = HookedFiles()
+    files.before("pwrite", failing(errno.ENOSPC))
+    index = open_index(tmp_path, files=files)
     index.enter(list(ENTRIES), ENTRIES.values())
     with pytest.raises(OSError):
         index.close({})

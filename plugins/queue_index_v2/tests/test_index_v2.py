@@ -11,6 +11,7 @@ from msgstore_queue_index_v2.index import ALONE, QueueIndexV2
 from msgstore_queues.contract import Entry, QueueIndexContext
 from msgstore_queues.testing.queue_indexes import write
 from rabbitmq_files import index_v2
+from support import HookedFiles, failing, flip
 
 TERM = b"\x83h\x06 any bytes"
 
@@ -145,9 +146,7 @@ def test_messages_without_an_index_are_kept_apart(opened, tmp_path, caplog):
 def test_damaged_message_is_left_out_and_named(opened, tmp_path, caplog):
     index = opened()
     write(index, [own(0), own(1)], [])
-    data = bytearray((tmp_path / "0.qs").read_bytes())
-    data[-1] ^= 1
-    (tmp_path / "0.qs").write_bytes(data)
+    flip(tmp_path / "0.qs", -1)
     assert positions(index) == [0]
     assert "1 messages from position 0 to 4 cannot be read" in caplog.text
 
@@ -215,17 +214,11 @@ def test_file_without_a_header_gets_one(left, suffix, opened, tmp_path):
 
 def test_files_whose_sync_failed_are_written_again(opened):
     """A second sync alone says nothing: the system has forgotten which bytes are not on disk."""
-
-    class Failing(RecordingFiles):
-        def sync(self, fd):
-            super().sync(fd)
-            if self.count("sync") == 1:
-                raise OSError("the disk has failed")
-
-    files = Failing()
+    files = HookedFiles()
+    files.after("sync", failing())
     index = opened(files=files, synced=True)
     write(index, [own(0)], [])
-    with pytest.raises(OSError, match="the disk has failed"):
+    with pytest.raises(OSError, match="Input/output"):
         index.sync()()
     before = len(files.operations)
     index.sync()()
