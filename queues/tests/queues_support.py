@@ -9,9 +9,9 @@ from typing import Any
 from msgstore.files import Files
 from msgstore.option_values import structure
 from msgstore_queues.catalogue import Catalogue, load_catalogue
-from msgstore_queues.message import Received
 from msgstore_queues.options import VHostOptions
 from msgstore_queues.queue import Queue
+from msgstore_queues.testing.backing_queues import take_all
 from msgstore_queues.testing.subjects import Subject, installed_backing_queues
 from msgstore_queues.vhost import VHost
 
@@ -38,14 +38,6 @@ def publish(jobs: Queue, *bodies: bytes) -> None:
         jobs.publish(body)
 
 
-def taken(jobs: Queue) -> list[Received]:
-    """Take all ready messages."""
-    found = []
-    while (received := jobs.take()) is not None:
-        found.append(received)
-    return found
-
-
 def bodies(jobs: Queue) -> list[bytes]:
     """Take all ready messages."""
-    return [received.body for received in taken(jobs)]
+    return [received.body for received in take_all(jobs)]

@@ -14,6 +14,7 @@ from msgstore_queues import aio, vhost
 from msgstore_queues.errors import QueueFailed
 from msgstore_queues.flusher import Flusher
 from msgstore_queues.stdlib import QueueShutDown
+from queues_support import bodies
 
 SECONDS = 30
 """After which a test that waits for something has failed."""
@@ -55,13 +56,6 @@ def in_thread(call, *arguments):
     thread.join(SECONDS)
 
 
-def bodies(jobs):
-    found = []
-    while (received := jobs.blocking.take()) is not None:
-        found.append(received.body)
-    return found
-
-
 async def test_worker_takes_what_was_published_and_acknowledges(tmp_path, opened, jobs):
     for number in range(5):
         await jobs.publish(b"%d" % number, headers={"number": number})
@@ -72,7 +66,7 @@ async def test_worker_takes_what_was_published_and_acknowledges(tmp_path, opened
         message.ack()
     await opened.close()
     async with aio.open_vhost(tmp_path) as again:
-        assert bodies(await again.queue("jobs")) == [b"3", b"4"]
+        assert bodies((await again.queue("jobs")).blocking) == [b"3", b"4"]
 
 
 async def test_open_may_be_awaited(tmp_path):
@@ -177,7 +171,7 @@ async def test_publish_of_a_queue_that_fails_is_told(monkeypatch, jobs):
         await publish
     await jobs.publish(b"2")
     await jobs.flush()
-    assert bodies(jobs) == [b"2"]
+    assert bodies(jobs.blocking) == [b"2"]
 
 
 async def test_flush_that_fails_says_so_and_the_next_succeeds(monkeypatch, jobs):
@@ -209,7 +203,7 @@ async def test_change_of_another_thread_wakes_a_publisher(change, opened):
             await waits
     else:
         await waits
-        assert bodies(jobs) == [b"2"]
+        assert bodies(jobs.blocking) == [b"2"]
 
 
 async def test_publisher_waits_for_the_room_that_its_message_needs(opened):
@@ -224,7 +218,7 @@ async def test_publisher_waits_for_the_room_that_its_message_needs(opened):
     assert not large.done()
     await jobs.get()
     await large
-    assert bodies(jobs) == [bytes(9)]
+    assert bodies(jobs.blocking) == [bytes(9)]
 
 
 async def test_timeouts_and_calls_that_do_not_wait(opened):
@@ -360,7 +354,7 @@ async def test_cancelled_put_adds_nothing_and_wakes_the_next(opened):
     first.cancel()
     await second
     assert first.cancelled()
-    assert bodies(jobs) == [b"3"]
+    assert bodies(jobs.blocking) == [b"3"]
 
 
 async def test_cancelled_opening_unlocks_the_directory(monkeypatch, tmp_path):
@@ -421,7 +415,7 @@ async def test_consumer_holds_at_most_its_prefetch(jobs):
         fourth = await start(anext(consumer))
         second.nack(delay=1000)
         assert (await fourth).body == b"3"
-    assert bodies(jobs) == [b"2", b"3"]
+    assert bodies(jobs.blocking) == [b"2", b"3"]
     assert len(jobs._groups) == 3
 
 

@@ -23,7 +23,7 @@ import pytest
 import msgstore_queues
 from msgstore.contract import StoreClosed
 from msgstore_queues import open_vhost
-from queues_support import taken
+from msgstore_queues.testing.backing_queues import take_all
 
 PACKAGE = str(Path(msgstore_queues.__file__).parent)
 SAMPLE = 150
@@ -81,7 +81,7 @@ class Worker:
         self.vhost.close()
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("msgstore") and thread.is_alive()]
         with open_vhost(self.path, **OPTIONS) as vhost:
-            found = {int(received.body[:6]) for name in ("jobs", "lost") for received in taken(vhost.queue(name))}
+            found = {int(received.body[:6]) for name in ("jobs", "lost") for received in take_all(vhost.queue(name))}
         assert self.confirmed - self.maybe_gone <= found, "lost"
 
 

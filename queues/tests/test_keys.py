@@ -6,12 +6,12 @@ import pytest
 
 from msgstore_queues import aio
 from msgstore_queues.keys import KEY
-from queues_support import taken
+from msgstore_queues.testing.backing_queues import take_all
 
 
 def bodies(jobs):
     """Take and acknowledge all ready messages."""
-    found = taken(jobs)
+    found = take_all(jobs)
     jobs.ack(*found)
     return [received.body for received in found]
 

@@ -9,7 +9,6 @@ import pytest
 
 from msgstore.contract import ConfigError, StoreClosed, StoreError, StoreIOError
 from msgstore_queues.directories import QUEUE_FILE, VHOST_FILE
-from msgstore_queues.message import ATTEMPTS
 from queues_support import open_on
 from support import HookedFiles, failing
 
@@ -45,17 +44,6 @@ def test_time_that_no_index_has_is_refused(wrong, vhost):
         jobs.receive().nack(delay=INFINITE)
     jobs.flush()
     assert (confirmed, jobs.unacked, jobs.generation) == ([1], 1, 0)
-
-
-def test_header_of_ours_with_a_foreign_value_counts_nothing(vhost):
-    jobs = vhost.queue("jobs", dead_letter="lost", max_attempts=2)
-    jobs.publish(b"1", headers={ATTEMPTS: "abc"})
-    attempts = []
-    while (received := jobs.take()) is not None:
-        attempts.append(received.attempts)
-        received.nack()
-    assert attempts == [1, 2]
-    assert vhost.queue("lost").take().body == b"1"
 
 
 def test_deleted_queue_tells_that_its_messages_are_lost(vhost):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import queues_support
 from msgstore.files import Files
 from msgstore.testing.faults import RecordingFiles, StoppingFiles, crash_points, stopped
 from msgstore_queues.flusher import Flusher
 from msgstore_queues.message import DEATHS
+from msgstore_queues.testing.backing_queues import take_all
 from msgstore_queues.testing.subjects import Subject, installed_backing_queues
 from queues_support import typical_backing_queues
 from rabbitmq_files.properties import read_properties
@@ -56,7 +56,7 @@ def number_of(received) -> int:
 
 
 def taken(queue):
-    found = queues_support.taken(queue)
+    found = take_all(queue)
     assert all(received.body == body(number_of(received)) for received in found)
     return found
 

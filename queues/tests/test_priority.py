@@ -8,7 +8,8 @@ import pytest
 
 from msgstore.contract import ConfigError
 from msgstore_queues.directories import QUEUE_FILE, queue_path
-from queues_support import bodies, taken
+from msgstore_queues.testing.backing_queues import take_all
+from queues_support import bodies
 from rabbitmq_files.names import encode_queue_name, queue_directory, sub_queue
 
 PRIORITY = {"use": "priority", "levels": 3}
@@ -38,7 +39,7 @@ def test_restart_without_options_keeps_levels_and_order(opened):
 def test_requeued_messages_of_all_levels_return_in_order(vhost):
     jobs = vhost.queue("jobs", backing=PRIORITY)
     publish(jobs, 0, 1, 0, 1)
-    found = taken(jobs)
+    found = take_all(jobs)
     jobs.nack(found[3], found[0], found[1])
     assert bodies(jobs) == [b"1 of 1", b"3 of 1", b"2 of 0"]
     assert jobs.unacked == 4

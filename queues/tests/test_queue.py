@@ -10,7 +10,7 @@ import pytest
 
 from msgstore.contract import ConfigError, PluginError, StoreClosed, StoreLocked
 from msgstore_queues import open_vhost
-from msgstore_queues.message import DEATHS
+from msgstore_queues.message import ATTEMPTS, DEATHS
 from queues_support import bodies, publish
 
 # -- publishing and taking ------------------------------------------------------------------------------------------------
@@ -122,12 +122,16 @@ def test_fanout_keeps_one_body(opened):
 
 
 def test_second_acknowledgement_does_nothing(vhost):
+    """Nor one after a rejection, which drops the message of a queue without a target."""
     jobs = vhost.queue("jobs")
-    jobs.publish(b"1")
-    received = jobs.receive()
-    received.ack()
-    received.ack()
-    received.nack()
+    publish(jobs, b"1", b"2")
+    first, second = jobs.receive(), jobs.receive()
+    first.ack()
+    second.nack(requeue=False)
+    assert (len(jobs), jobs.unacked) == (0, 0)
+    for received in (first, second):
+        received.ack()
+        received.nack()
     assert (len(jobs), jobs.unacked) == (0, 0)
 
 
@@ -217,22 +221,18 @@ def test_second_death_is_added_before_the_first(vhost):
     assert [death["queue"] for death in vhost.queue("c").receive().headers[DEATHS]] == ["b", "a"]
 
 
-def test_without_a_target_rejected_messages_are_dropped(vhost):
-    jobs = vhost.queue("jobs")
-    jobs.publish(b"1")
-    jobs.receive().nack(requeue=False)
-    assert (len(jobs), jobs.unacked) == (0, 0)
-
-
-def test_message_that_fails_too_often_is_dead_lettered(vhost):
+@pytest.mark.parametrize("headers", [None, {ATTEMPTS: "abc"}])
+def test_message_that_fails_too_often_is_dead_lettered(headers, vhost):
+    """A foreign value in a header of ours counts nothing."""
     jobs = vhost.queue("jobs", max_attempts=3, dead_letter="lost")
-    jobs.publish(b"1")
+    jobs.publish(b"1", headers=headers)
     attempts = []
     while (received := jobs.take()) is not None:
         attempts.append(received.attempts)
         received.nack()
     assert attempts == [1, 2, 3]
-    assert vhost.queue("lost").receive().headers[DEATHS][0]["reason"] == "delivery_limit"
+    lost = vhost.queue("lost").receive()
+    assert (lost.body, lost.headers[DEATHS][0]["reason"]) == (b"1", "delivery_limit")
 
 
 def test_retry_comes_after_a_delay_that_doubles_and_survives(opened, clock):

@@ -15,7 +15,8 @@ from msgstore.contract import MsgStoreError, StoreClosed
 from msgstore_queues.catalogue import Catalogue
 from msgstore_queues.contract import BackingQueueDescriptor, QueueIndexDescriptor
 from msgstore_queues.errors import QueueFailed, StoreFailed, VHostDown
-from queues_support import installed, open_on, taken
+from msgstore_queues.testing.backing_queues import take_all
+from queues_support import installed, open_on
 from support import slow
 
 LARGE = 200
@@ -168,7 +169,7 @@ class History:
         self.vhost.flush()
         assert set(self.published) <= self.confirmed | self.lost, "neither confirmed nor lost"
         assert not self.confirmed & self.lost
-        received = taken(self.jobs)
+        received = take_all(self.jobs)
         found = numbers(received)
         assert found == sorted(found), "out of order, or twice"
         there = {*found, *self.out}
@@ -178,7 +179,7 @@ class History:
         assert all(one.is_redelivered for one in received if int(one.body[:6]) in stale)
         self.vhost.close()
         with opened(path) as vhost:
-            again = taken(vhost.queue("jobs"))
+            again = take_all(vhost.queue("jobs"))
             assert set(numbers(again)) == there
             assert len(vhost.persistent) == sum(len(one.body) > 64 for one in again), "bodies are left over"
 
@@ -337,7 +338,7 @@ def test_store_that_fails_restarts_its_vhost_alone(tmp_path):
         assert (len(lost), confirmed) == (1, [])
         assert isinstance(lost[0], StoreFailed)
         received.ack()
-        assert numbers(taken(jobs)) == [0, 1]
+        assert numbers(take_all(jobs)) == [0, 1]
         assert len(small) == 0
         small.publish(b"again")
         vhost.flush()
@@ -370,7 +371,7 @@ def test_failure_in_a_callback_restarts_after_the_flush(tmp_path):
 
         jobs.publish(body(0), on_confirm=publish_more)
         vhost.flush()
-        assert (len(errors), jobs.generation, numbers(taken(jobs))) == (1, 1, [0])
+        assert (len(errors), jobs.generation, numbers(take_all(jobs))) == (1, 1, [0])
 
 
 def test_too_many_restarts_bring_the_vhost_down(tmp_path):
@@ -399,7 +400,7 @@ def test_too_many_restarts_bring_the_vhost_down(tmp_path):
         other.flush()
         vhost.start()
         assert vhost.is_alive
-        assert numbers(taken(jobs)) == [0]
+        assert numbers(take_all(jobs)) == [0]
         fail_store(vhost)
         assert vhost.is_alive
 
