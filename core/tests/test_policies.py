@@ -29,29 +29,13 @@ from msgstore.engine.compact.policy_actions import validate_actions
 from msgstore.option_values import structure
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.testing import GcPolicyTests, Subject
+from msgstore.testing.policies import NOW, segment
 from msgstore.testing.stores import CombinationTests, StoreFactory
-
-NOW = 1_000_000.0
-LIMIT = 1000
-HEADER = 64
 
 
 def stats(number: int, size: int = 500, live: int = 100, **changes: Any) -> SegmentStats:
     """Sizes behind the header."""
-    found = SegmentStats(
-        number=number,
-        file=f"{number}.sqs",
-        format="v2",
-        size=HEADER + size,
-        live_count=min(live, 1),
-        live_bytes=live,
-        header_bytes=HEADER,
-        current=False,
-        quarantined=False,
-        sealed_at=NOW - 1000 + number,
-        size_limit=LIMIT,
-    )
-    return attrs.evolve(found, **changes)
+    return segment(number, size, live, file=f"{number}.sqs", **changes)
 
 
 BIG = [stats(number, 900, 100) for number in range(1, 5)]
