@@ -19,7 +19,7 @@ import msgstore
 from msgstore.cli.checking import check_segments
 from msgstore.cli.commands import verify
 from msgstore.cli.option_texts import toml_value
-from msgstore.cli.options import StoreArgument
+from msgstore.cli.options import target_of
 from msgstore.contract import BodyCodecDescriptor, ConfigError, Duration, RecordError
 from msgstore.option_values import Backend, GivenText, backend_of, structure, typed
 from msgstore.plugins import loader
@@ -447,7 +447,7 @@ def test_check_is_one_with_the_same_codec_and_options(tmp_path, monkeypatch):
 
     def options_of(*keys: str, file: Path = Path("msgstore.toml")) -> str:
         file.write_text('[stores.a]\npath = "a"\n' + "\n".join(keys), encoding="utf-8")
-        return verify._options_of(StoreArgument("a", file).resolve())
+        return verify._options_of(target_of("a", config_file=file))
 
     audit = 'format = {{ use = "v2", records = {{ audit = {{ {}, {} }} }} }}'
     one, other = audit.format("byte = 200", 'actor = "us"'), audit.format('actor = "us"', "byte = 200")

@@ -15,7 +15,7 @@ import pytest
 import msgstore
 from core_support import raising, refused, rows_of, run, store_of
 from msgstore.cli.commands import info
-from msgstore.cli.options import StoreArgument
+from msgstore.cli.options import target_of
 
 IDS = [bytes([n]) * 16 for n in range(100)]
 ONCE = ("top", "--once", "--interval", "100ms")
@@ -26,7 +26,7 @@ def test_snapshots_of_working_store_agree_with_counters(tmp_path):
     with msgstore.open_store(tmp_path, file_size_limit="8KiB", gc_interval=0) as store, store.client() as client:
         client.write_many((msg_id, bytes(1000)) for msg_id in IDS[:20])
         store.flush()
-        target = StoreArgument(str(tmp_path)).find()
+        target = target_of(tmp_path)
         before = info.take_snapshot(target)
         assert (before.writer.pid, before.figures) == (os.getpid(), None)
         assert sum(before.segments.values()) == store.stats().bytes_on_disk

@@ -29,7 +29,7 @@ from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
 from msgstore.jobs.workers import disable_plugins, disabled_plugins
 from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
-from msgstore.scan import bind_records
+from msgstore.scan import FormatSet, bind_records
 from msgstore.units import parse_duration, parse_size
 
 R = TypeVar("R")
@@ -266,11 +266,15 @@ runner = bundle(
 
 @attrs.frozen
 class StoreTarget:
-    """A store that is not open yet: its configuration, its plugins, and the counts to use if they must be rebuilt."""
+    """A store that is not open yet: its configuration, its plugins, and the options that say how to open it."""
 
     config: StoreConfig
     catalogue: Catalogue
+    config_file: Path | None = None
     refcounts_file: Path | None = None
+    """Counts to use if they must be rebuilt."""
+    adopt: bool = False
+    """A broker's directory may be changed, also if the configuration does not say so."""
 
     @property
     def path(self) -> Path:
@@ -288,7 +292,10 @@ class StoreTarget:
         """Return False for a directory without segments that msgstore has not opened. An opening reports a missing one."""
         if not self.path.is_dir() or has_settings(self.path) or (self.path / CLEAN).exists():
             return True
-        return bool(list_segments(Files(), self.path, resolve(self.config, self.catalogue, None).formats.extensions))
+        return bool(list_segments(Files(), self.path, self._formats().extensions))
+
+    def _formats(self) -> FormatSet:
+        return resolve(self.config, self.catalogue, None).formats
 
     def open(
         self, mode: Literal["rw", "r"], refcounts: Iterable[tuple[bytes, int]] | None = None, *, live: LiveMode = "beside"
@@ -296,85 +303,73 @@ class StoreTarget:
         """Open the store without background collection, and show the progress of a recovery."""
         if refcounts is None and self.refcounts_file is not None:
             refcounts = list(sums_of(self.refcounts_file).items())
+        # Commands collect only on request.
+        config = attrs.evolve(self.config, gc_interval=Duration(0), adopt=self.config.adopt or self.adopt)
         with output.progress("recovering") as progress:
-            config = attrs.evolve(self.config, gc_interval=Duration(0))  # commands collect only on request
             store = open_configured(config, self.catalogue, mode=mode, refcounts=refcounts, progress=progress, live=live)
         store._unclosed.detach()  # a command that cannot close it says why
         click.get_current_context().call_on_close(store.abandon)  # and ends: nothing is tried again
         return store
 
-
-def bare_store(directory: Path, catalogue: Catalogue) -> StoreTarget:
-    """Return a directory with the backends of its last opening, or with the defaults."""
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "there is no such directory"
-        raise StoreError(f"{directory}: {what}. STORE is a directory, or with --config FILE the name of a store in it.")
-    # What a command has changed is on disk when it ends.
-    return StoreTarget(attrs.evolve(remembered_config(directory), durability="fsync"), catalogue)
-
-
-@attrs.frozen
-class StoreArgument:
-    """STORE as it was given, and the options that say how to open it."""
-
-    store: str
-    config_file: Path | None = None
-    refcounts_file: Path | None = None
-    adopt: bool = False
-
-    def resolve(self) -> StoreTarget:
-        """Return a directory that holds or may get a store. With ``adopt``, a broker's directory may be changed.
-
-        Raises ConfigError, PluginError, and StoreError for a directory that does not exist.
-        """
-        if self.config_file is not None:
-            config = read_config(self.config_file)
-            found = config.find(self.store) or config.store(self.store)  # which says that there is none
-            target = StoreTarget(found, load_catalogue(config.disabled))
-        else:
-            target = bare_store(Path(self.store), load_catalogue())
-        config_of_store = attrs.evolve(target.config, adopt=target.config.adopt or self.adopt)
-        return attrs.evolve(target, config=config_of_store, refcounts_file=self.refcounts_file)
-
     def find(self) -> StoreTarget:
-        """Return an existing store. Raises as ``resolve``, and StoreError for a directory without a store.
+        """Return this store. Raises StoreError if there is none.
 
         Without that check, every unrelated directory would be reported as a store without damage, and a verb that changes
         stores would create one.
         """
-        target = self.resolve()
-        if not target.path.exists():
-            raise StoreError(f"{target.path}: there is no such directory. 'msgstore put NAME --config FILE' creates a store")
-        if not target.has_store():
-            formats = resolve(target.config, target.catalogue, None).formats
-            raise StoreError(no_segments(target.path, formats, target.catalogue))
-        return target
+        if not self.path.exists():
+            raise StoreError(f"{self.path}: there is no such directory. 'msgstore put NAME --config FILE' creates a store")
+        if not self.has_store():
+            raise StoreError(no_segments(self.path, self._formats(), self.catalogue))
+        return self
 
     def find_all(self) -> tuple[list[StoreTarget], tuple[NotRead, ...]]:
         """Return the store, or the stores in a broker's directory and what else was recognised there. Raises as ``find``."""
-        top = self.resolve()
-        not_read = () if top.has_store() else find_not_read(top.path)
-        paths = stores_beneath(top.path, resolve(top.config, top.catalogue, None).formats) if not_read else []
+        not_read = () if self.has_store() else find_not_read(self.path)
+        paths = stores_beneath(self.path, self._formats()) if not_read else []
         if not paths:
             return [self.find()], ()
         if self.refcounts_file is not None:
             stores = ", ".join(map(str, paths))
-            raise ConfigError(f"{self.store}: has several stores, but --refcounts has the counts of one. Name one of {stores}.")
+            raise ConfigError(f"{self.path}: has several stores, but --refcounts has the counts of one. Name one of {stores}.")
         # An adopted store keeps the settings that it remembers.
-        configs = (bare_store(p, top.catalogue).config if has_settings(p) else attrs.evolve(top.config, path=p) for p in paths)
-        return [attrs.evolve(top, config=config) for config in configs], not_read
+        configs = (_bare_config(path) if has_settings(path) else attrs.evolve(self.config, path=path) for path in paths)
+        return [attrs.evolve(self, config=config) for config in configs], not_read
+
+
+def _bare_config(directory: Path) -> StoreConfig:
+    """Return the backends of the last opening of a directory, or the defaults."""
+    return attrs.evolve(remembered_config(directory), durability="fsync")  # what a command has changed is on disk when it ends
+
+
+def target_of(
+    store: str | Path, catalogue: Catalogue | None = None, config_file: Path | None = None, **given: Any
+) -> StoreTarget:
+    """Return a directory that holds or may get a store: STORE as it was given. ``given``: other members of StoreTarget.
+
+    Raises ConfigError, PluginError, and StoreError for a directory that does not exist.
+    """
+    if config_file is not None:
+        configured = read_config(config_file)
+        config = configured.find(store) or configured.store(str(store))  # which says that there is none
+        return StoreTarget(config, load_catalogue(configured.disabled), config_file, **given)
+    directory = Path(store)
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "there is no such directory"
+        raise StoreError(f"{directory}: {what}. STORE is a directory, or with --config FILE the name of a store in it.")
+    return StoreTarget(_bare_config(directory), catalogue or load_catalogue(), **given)
 
 
 _parts = {
     "store": click.argument("store", metavar="STORE"),
     "config_file": configuration("Configuration that has STORE, which is its name or directory."),
 }
-watched = bundle("store", StoreArgument, **_parts)
+watched = bundle("store", target_of, **_parts)
 """Adds STORE and ``--config``. The command gets them as ``store``."""
 adopt = click.option(
     "--adopt", is_flag=True, help="Change a directory that a broker wrote. It belongs to msgstore from then on."
 )
-read = bundle("store", StoreArgument, **_parts, refcounts_file=refcounts)
+read = bundle("store", target_of, **_parts, refcounts_file=refcounts)
 """Also adds ``--refcounts``."""
-changed = bundle("store", StoreArgument, **_parts, adopt=adopt, refcounts_file=refcounts)
+changed = bundle("store", target_of, **_parts, adopt=adopt, refcounts_file=refcounts)
 """Also adds ``--refcounts`` and ``--adopt``."""

@@ -16,7 +16,7 @@ import attrs
 
 import msgstore
 from msgstore.cli import output
-from msgstore.cli.options import bare_store
+from msgstore.cli.options import target_of
 from msgstore.contract import Columns, MsgStoreError
 from msgstore.directory import has_settings
 from msgstore.engine.segment.segment import Segment
@@ -62,7 +62,7 @@ def live_records(
     if refcounts is None and not (has_settings(directory) or (directory / SAVED_COUNTS).exists()):
         return None
     try:
-        with bare_store(directory, catalogue).open("r", refcounts, live="never") as store:
+        with target_of(directory, catalogue).open("r", refcounts, live="never") as store:
             recovery, found = store.stats().recovery, store.segments()
             if recovery.how not in _TRUSTED and recovery.counts not in ("given", "msg_store_index.ets"):
                 return None

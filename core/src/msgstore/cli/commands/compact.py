@@ -39,7 +39,7 @@ _FIRST = 2
     "--all", "everything", is_flag=True, help="Compact every segment with garbage, not only those that the GC policy names."
 )
 @options.as_json
-def compact(store: options.StoreArgument, everything: bool, out: output.Output) -> None:
+def compact(store: options.StoreTarget, everything: bool, out: output.Output) -> None:
     """Reclaim the space of removed messages. Skips damaged segments, and without --all also the newest segment.
 
     \b
@@ -119,7 +119,7 @@ def _outcome(result: CollectionResult) -> str:
 @options.runner
 @options.as_json
 def migrate(
-    store: options.StoreArgument,
+    store: options.StoreTarget,
     destination: Path | None,
     to_format: str,
     runner: options.RunnerOptions,
@@ -140,12 +140,11 @@ def migrate(
       msgstore migrate msg_store_persistent new-store --to v2 --refcounts counts.csv --processes 8
     """
     if destination is not None:
-        target = attrs.evolve(store, adopt=False).resolve()
-        if store.config_file is not None and target.config.record != OWN_RECORD:
+        if store.config_file is not None and store.config.record != OWN_RECORD:
             output.note(
-                f"copied records do not get record = {target.config.record!r}, which is for new ones: convert writes all anew"
+                f"copied records do not get record = {store.config.record!r}, which is for new ones: convert writes all anew"
             )
-        _copy(target, destination, to_format, runner, out)
+        _copy(attrs.evolve(store, adopt=False), destination, to_format, runner, out)
         return
     target = store.find()
     if runner != options.RunnerOptions():

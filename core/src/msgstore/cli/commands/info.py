@@ -55,7 +55,7 @@ _MIN_SEGMENT_ROWS = 5
 @click.command()
 @options.read
 @options.as_json
-def info(store: options.StoreArgument, out: output.Output) -> None:
+def info(store: options.StoreTarget, out: output.Output) -> None:
     """Show the content of a store, and how it would open. Writes nothing.
 
     \b
@@ -223,7 +223,7 @@ def compare(target: options.StoreTarget, before: Snapshot, after: Snapshot) -> d
 )
 @click.option("--once", is_flag=True, help="Refresh once, after one interval, and end.")
 @options.as_json
-def top(store: options.StoreArgument, interval: float, once: bool, out: output.Output) -> None:
+def top(store: options.StoreTarget, interval: float, once: bool, out: output.Output) -> None:
     """Watch a store that another process uses: rates, segments, garbage, collections. Ctrl-C ends the command.
 
     Reads names and sizes in the directory, writes nothing, and never blocks the writer. Only the index knows messages and

@@ -25,7 +25,7 @@ _id = click.argument("msg_id", metavar="ID", type=options.message_id)
 @options.read
 @click.option("--fields", is_flag=True, help="Show the record type and the fields of the record instead of the hash.")
 @options.as_json
-def ls(store: options.StoreArgument, fields: bool, out: output.Output) -> None:
+def ls(store: options.StoreTarget, fields: bool, out: output.Output) -> None:
     """List the live messages, by segment and offset. Writes nothing.
 
     The hash is the SHA-256 of the stored body. Exit code 1 if any segment is damaged: messages may be missing.
@@ -72,7 +72,7 @@ def ls(store: options.StoreArgument, fields: bool, out: output.Output) -> None:
 @_id
 @click.option("--fields", is_flag=True, help="Print the record type and the fields of the record instead of the body.")
 @options.as_json
-def get(store: options.StoreArgument, msg_id: bytes, fields: bool, out: output.Output) -> None:
+def get(store: options.StoreTarget, msg_id: bytes, fields: bool, out: output.Output) -> None:
     """Write the body of one message to standard output, byte for byte. Writes nothing into the store.
 
     On a terminal, a line break is added if the body does not end with one.
@@ -107,7 +107,7 @@ def get(store: options.StoreArgument, msg_id: bytes, fields: bool, out: output.O
 @options.changed
 @_id
 @options.as_json
-def put(store: options.StoreArgument, msg_id: bytes, out: output.Output) -> None:
+def put(store: options.StoreTarget, msg_id: bytes, out: output.Output) -> None:
     """Write one message with the body from standard input. It is on disk when the program ends.
 
     An id names one body permanently. If the message exists, it gets one more reference, and its body does not change.
@@ -116,16 +116,15 @@ def put(store: options.StoreArgument, msg_id: bytes, out: output.Output) -> None
     Examples:
       msgstore put data/orders 00112233445566778899aabbccddeeff < body
     """
-    target = store.resolve()
     if sys.stdin is None:
         raise OSError(errno.EBADF, "is closed", "standard input")
     body = sys.stdin.buffer.read()
-    with target.open("rw") as opened, opened.client() as client:
+    with store.open("rw") as opened, opened.client() as client:
         client.write(msg_id, body)
         references = opened.references(msg_id)
     out.emit({"id": msg_id.hex(), "size": len(body), "refs": references})
     out.print(msg_id.hex())
-    defaults = default_options(target.catalogue, target.config.format.name, target.config.record)
+    defaults = default_options(store.catalogue, store.config.format.name, store.config.record)
     if defaults and store.config_file is None:
         output.note(f"{defaults}; --config FILE gives others")
     if references > 1:
@@ -136,7 +135,7 @@ def put(store: options.StoreArgument, msg_id: bytes, out: output.Output) -> None
 @options.changed
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=options.message_id)
 @options.as_json
-def rm(store: options.StoreArgument, ids: tuple[bytes, ...], out: output.Output) -> None:
+def rm(store: options.StoreTarget, ids: tuple[bytes, ...], out: output.Output) -> None:
     """Remove one reference from each message. A message without references is gone.
 
     If an id is absent, it is reported, the others are removed, and the exit code is 2.

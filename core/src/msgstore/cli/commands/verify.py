@@ -132,7 +132,7 @@ _rate = click.option(
 @_rate
 @click.option("--resume", is_flag=True, help="Continue where a check with --rate or --resume was stopped.")
 @options.as_json
-def verify(store: options.StoreArgument, rate: int | None, resume: bool, out: output.Output) -> None:
+def verify(store: options.StoreTarget, rate: int | None, resume: bool, out: output.Output) -> None:
     """Check segments, index and counts against one another, and read and decode every live message. Writes no data.
 
     Every index entry must have a reference and a record of its id and size, inside its segment and without overlap. The row of
@@ -155,7 +155,7 @@ def verify(store: options.StoreArgument, rate: int | None, resume: bool, out: ou
 @_rate
 @click.option("--restart", is_flag=True, help="Start at the first segment, even if a stopped check could be resumed.")
 @options.as_json
-def scrub(store: options.StoreArgument, rate: int | None, restart: bool, out: output.Output) -> None:
+def scrub(store: options.StoreTarget, rate: int | None, restart: bool, out: output.Output) -> None:
     """The same as verify --resume.
 
     \b
@@ -166,7 +166,7 @@ def scrub(store: options.StoreArgument, rate: int | None, restart: bool, out: ou
     _verify_all(store, out, rate, resume=not restart, saves=True)
 
 
-def _verify_all(store: options.StoreArgument, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
+def _verify_all(store: options.StoreTarget, out: output.Output, rate: int | None, *, resume: bool, saves: bool) -> None:
     targets, not_read = store.find_all()
     verdicts = []
     for target in targets:
