@@ -110,11 +110,7 @@ from_source = options.bundle(
     SourceOptions,
     source=click.option("--source", metavar="NAME", help="The source. Default: the one that recognises SRC."),
     source_options=click.option(
-        "--source-option",
-        "source_options",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help=f"An option of the source. {_VALUE}",
+        "--source-option", "source_options", multiple=True, metavar="NAME=VALUE", help=f"An option of the source. {_VALUE}"
     ),
     max_age=click.option("--max-age", metavar="TIME", help="Kestrel: the queue's maxAge, by which messages expire."),
     group=click.option("--group", metavar="NAME", help="RocketMQ: what this consumer group has consumed is 'consumed'."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -41,11 +41,10 @@ def toml_type(kind: Any) -> str:
     return "table"
 
 
-def hinted_fields(kind: Any) -> Iterator[attrs.Attribute[Any]]:
-    """Yield the fields of an attrs class, with types that are resolved."""
-    hints = typing.get_type_hints(kind)
-    for field in attrs.fields(kind):
-        yield field.evolve(type=hints.get(field.name))
+def hinted_fields(kind: Any) -> tuple[attrs.Attribute[Any], ...]:
+    """Return the fields of an attrs class, with types that are resolved."""
+    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(attrs.resolve_types(kind, include_extras=False))
+    return fields
 
 
 def default_options(catalogue: Catalogue, format_name: str, record: str | None) -> str:

@@ -189,18 +189,11 @@ class PageData:
         quarantined = (live is not None and name in live.quarantined) or is_quarantined(report)
         pieces: list[Piece] = list(spans(report, live))
         found = totals(pieces)
-        used = [found.get(kind, (0, 0)) for kind in ("live", "record")]
+        live_count, live_bytes = found.get("live", found.get("record", (0, 0)))  # an index knows all or none
         segment = Segment(
-            -1,
-            report.path,
-            report.format,
-            report.size,
-            sum(number for number, _ in used),
-            sum(size for _, size in used),
-            appendable=not (report.is_damaged or quarantined),
-            quarantined=quarantined,
-            torn=report.scan.end.state == "torn",
-        )
+            -1, report.path, report.format, report.size, live_count, live_bytes,
+            appendable=not (report.is_damaged or quarantined), quarantined=quarantined, torn=report.scan.end.state == "torn",
+        )  # fmt: skip
         self._segments.setdefault(directory, []).append(segment)
         empty = {"path": str(directory), "live_known": live is not None, "segments": [], "damage": []}
         store = self._stores.setdefault(directory, empty)

@@ -46,6 +46,13 @@ from msgstore.plugins.known import NOUNS
 from msgstore.plugins.loader import Provider
 from msgstore.scan.formats import THIRD_PARTY_BYTES
 
+_OWN_MEMBERS: dict[type[Descriptor], tuple[str, ...]] = {
+    RecordTypeDescriptor: ("format", "assigned_byte"),
+    SegmentFormatDescriptor: ("extension", "generation"),
+    SinkDescriptor: ("endings", "schemes"),
+}
+"""Attributes that only the descriptors of some kinds have, for ``--json``."""
+
 
 @click.command()
 @click.option(
@@ -178,18 +185,14 @@ def _installed(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
 
     for found in catalogue.registrations:
         descriptor = found.descriptor
-        own: dict[str, Any] = {"contract": list(descriptor.contract)}
+        own: dict[str, Any] = {"contract": descriptor.contract}
         own["capabilities"] = sorted(capability.value for capability in descriptor.capabilities)
         own["summary"] = descriptor.summary
         own["options"] = list(_options(descriptor))
         if isinstance(descriptor, RecordTypeDescriptor | BodyCodecDescriptor | SegmentFormatDescriptor):
             own["fields"] = [attrs.asdict(field) for field in descriptor.fields]
-        if isinstance(descriptor, RecordTypeDescriptor):
-            own |= {"format": descriptor.format, "assigned_byte": descriptor.assigned_byte}
-        if isinstance(descriptor, SegmentFormatDescriptor):
-            own |= {"extension": descriptor.extension, "generation": descriptor.generation}
-        if isinstance(descriptor, SinkDescriptor):
-            own |= {"endings": list(descriptor.endings), "schemes": list(descriptor.schemes)}
+        for kind, names in _OWN_MEMBERS.items():
+            own |= {name: getattr(descriptor, name) for name in names if isinstance(descriptor, kind)}
         yield members(found.kind, descriptor.name, found.provider, **own)
     observers = sorted(catalogue.observers, key=lambda observer: str(observer.provider))
     for provider, group in groupby(observers, key=lambda observer: observer.provider):
@@ -277,31 +280,22 @@ def _check_vhosts(file: Path, out: output.Output) -> int:
 
 def _check_file(file: Path) -> Iterator[tuple[str | None, str | None, list[str]]]:
     """Yield (store, path, errors) of every store. The store is None for errors of the file as a whole."""
-    catalogue = file_error = stores = None
-    disabled: tuple[str, ...] = ()
-    has_vhosts = False
+    found = catalogue = stores = file_error = None
     try:
         found = read_config(file)
-        disabled, has_vhosts = found.disabled, bool(found.vhosts)
+        catalogue = load_catalogue(found.disabled)
     except ConfigError as error:
-        file_error = str(error)
-    try:
-        catalogue = load_catalogue(disabled)
-    except ConfigError as error:
-        file_error = f"{file}: {error}"
+        file_error = f"{file}: {error}" if found else str(error)
+        catalogue = None if found else load_catalogue()
     with contextlib.suppress(OSError, ValueError, RecursionError):  # what can be read is checked
         stat_regular_file(file)  # a pipe would wait for a writer
         stores = tomllib.loads(file.read_text(encoding="utf-8")).get("stores")
-    checked = [
-        (
-            name,
-            str(file.parent / str(keys.get("path", ""))),
-            check_store(keys, f"{file}: [stores.{name}]", file.parent, catalogue),
-        )
-        for name, keys in (stores.items() if isinstance(stores, dict) else ())
-        if isinstance(keys, dict)
-    ]
-    if file_error is None and not checked and not has_vhosts:
+    checked = []
+    for name, keys in stores.items() if isinstance(stores, dict) else ():
+        if isinstance(keys, dict):
+            errors = check_store(keys, f"{file}: [stores.{name}]", file.parent, catalogue)
+            checked.append((name, str(file.parent / str(keys.get("path", ""))), errors))
+    if file_error is None and not checked and not (found and found.vhosts):
         file_error = f"{file}: there is no table [stores.NAME]"
     if file_error is not None and not any(file_error in errors for _, _, errors in checked):
         yield None, None, [file_error]
