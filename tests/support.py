@@ -318,6 +318,12 @@ def records_of(*sources: Path) -> list[dict[str, Any]]:
     return [row for found in find_inputs(catalogue(), sources).inputs for row in records_in(found)]
 
 
+def json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """Write rows as JSON Lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def counts_file(path: Path, counts: Iterable[tuple[bytes, int]]) -> Path:
     """Write reference counts, or their changes, as lines."""
     path.write_text("".join(f"{msg_id.hex()},{count}\n" for msg_id, count in counts))

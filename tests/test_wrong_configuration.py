@@ -34,7 +34,7 @@ from msgstore.plugins import catalogue as catalogue_module
 from msgstore.plugins import loader
 from msgstore.scan import FormatSet
 from msgstore_queues.vhosts import find_vhost, stop_vhost
-from support import DATA, command, json_of
+from support import DATA, command, json_of, slow
 
 PAGE = Path(__file__).parents[1] / "docs/reference/wrong-configuration.md"
 NEEDED = [
@@ -534,7 +534,7 @@ def test_unrecognised_path_names_what_failed_to_load(machine, verb):
     "verb",
     [
         "scan DIR --record checksum=4 --body erlang", "salvage DIR TO",
-        "diff DIR DIR", "migrate DIR TO --to v2", "messages DIR", "convert DIR TO --sink jsonl",
+        slow("diff DIR DIR"), "migrate DIR TO --to v2", "messages DIR", "convert DIR TO --sink jsonl",
     ],
 )  # fmt: skip
 def test_verb_omits_plugins_that_its_configuration_disables(machine, verb, monkeypatch):
