@@ -23,11 +23,10 @@ from msgstore.jobs.messages.rows import rows_of
 from msgstore.testing.faults import address_space
 from msgstore.testing.messages.reading import (
     Place,
-    batches,
+    Sample,
     check_places,
     check_rows,
     messages_of,
-    opened,
     places_of,
     rows,
     verified_bodies,
@@ -52,30 +51,26 @@ class SourceDamageTests(KitTests):
     kinds = ("source",)
 
     @pytest.fixture
-    def sample(self, subject: Subject, tmp_path: Path) -> Path:
+    def sample(self, subject: Subject, tmp_path: Path) -> Sample:
         if not subject.descriptor.sample:
             pytest.fail("the descriptor has no sample: write a function that makes one, and name it as 'package.module:name'")
         directory = tmp_path / "sample"
         directory.mkdir()
-        made: Path = subject.descriptor.load_sample()(directory)
-        return made
+        return Sample(subject, subject.descriptor.load_sample()(directory))
 
-    def test_no_size_is_believed(self, subject: Subject, sample: Path) -> None:
+    def test_no_size_is_believed(self, sample: Sample) -> None:
         """A failure means that a size, a number of records, or an offset that a file claims is believed: memory is taken, or
         time is spent, for what is not there, or anything else than MsgStoreError is raised. Large numbers are written over each
         place of the begin of each kind of file, of some of its records, and of its end."""
-        with opened(subject, sample) as source:
-            records = {(file, at) for batch in messages_of(source) for file, at in zip(batch.files, batch.offsets, strict=True)}
-        paths = [sample] if sample.is_file() else sorted(path for path in sample.rglob("*") if path.is_file())
+        with sample.opened() as source:
+            messages = list(messages_of(source))
         alike: dict[str, list[Path]] = {}
-        for path in paths:
+        for path in sample.files():
             alike.setdefault(path.suffix, []).append(path)
         for file in (path for group in alike.values() for path in group[:3]):
             content, count = file.read_bytes(), max(_CLAIMS // len(alike), 16)
-            begins = [
-                *sorted(at for name, at in records if sample / name == file and at)[:2],
-                max(len(content) - count // 4, 0),
-            ]
+            records = [at for _, at, _ in sample.records(messages, file) if at]
+            begins = [*records[:2], max(len(content) - count // 4, 0)]
             spots = {*range(count), *(begin + number for begin in begins for number in range(count // 4))}
             claims = [(at, at + len(claim), claim) for at in sorted(spots) for claim in CLAIMS if len(claim) < 8 or at % 4 == 0]
             claims += [(*number.span(), b"67108864") for number in list(re.finditer(rb"\d+", content))[:9]]
@@ -84,35 +79,32 @@ class SourceDamageTests(KitTests):
                     continue
                 file.write_bytes(content[:at] + claim + content[end:])
                 with within(), address_space(2**30):
-                    _, peak = measured(partial(self._read_all, subject, sample))
+                    _, peak = measured(sample.places)
                 where = f"{file.name}, with {claim!r} at byte {at}"
                 assert peak < 2**25 + 100 * len(content), f"{where}: reading takes {peak:,} bytes of memory"
             file.write_bytes(content)
 
-    def test_time_is_linear(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+    def test_time_is_linear(self, sample: Sample, tmp_path: Path) -> None:
         """A failure means that a long file takes hours, whole or damaged: the rest of it is copied, added up, or read again for
         each byte or each record. The begin of a record is followed by many zeros, other bytes, begins of records, or copies of
         the file; and the same after a record whose first bytes are wrong."""
-        make = subject.descriptor.load_sample()
+        make = sample.subject.descriptor.load_sample()
 
         def prepared(count: int) -> Callable[[], object]:
-            return partial(self._read_all, subject, make(Path(tempfile.mkdtemp(dir=tmp_path)), count))
+            return Sample(sample.subject, make(Path(tempfile.mkdtemp(dir=tmp_path)), count)).places
 
         if len(inspect.signature(make).parameters) > 1:
             with within():
                 is_same = is_linear(prepared, 1000)
             assert is_same, "with many messages in the sample, the time is not linear"
-        whole = list(batches(subject, sample))
-        paths = [sample] if sample.is_file() else sorted(path for path in sample.rglob("*") if path.is_file())
-        for file in {path.suffix: path for path in paths if path.stat().st_size}.values():
-            content = file.read_bytes()
-            records = sorted({place for batch in whole for place in zip(batch.files, batch.offsets, batch.sizes, strict=True)
-                              if sample / place[0] == file})  # fmt: skip
+        whole = list(sample.batches())
+        for file in {path.suffix: path for path in sample.files() if path.stat().st_size}.values():
+            content, records = file.read_bytes(), sample.records(whole, file)
             _, begin, length = records[len(records) // 2] if records else ("", len(content) // 2, 16)
             head, wrong = content[begin : begin + min(length, 64)], bytes(byte ^ 0x55 for byte in content[begin : begin + 8])
             for kept in (content[:begin] + head[: length // 2], content[:begin] + wrong + content[begin + 8 :]):
                 for filler in (b"\0", b"\xff" * 9 + b"\n", head, content):
-                    read = partial(self._read_long, subject, sample, file, kept, filler, content[begin:])
+                    read = partial(self._read_long, sample, file, kept, filler, content[begin:])
                     for size in (_LONG, 8 * _LONG):
                         started = time.process_time()
                         with within():
@@ -125,85 +117,63 @@ class SourceDamageTests(KitTests):
                             break
             file.write_bytes(content)
 
-    def test_a_long_file_is_read_whole(self, subject: Subject, sample: Path) -> None:
+    def test_a_long_file_is_read_whole(self, sample: Sample) -> None:
         """A failure means that messages are lost, or come twice, where one batch ends and the next begins. A record is appended
         again and again, if each of the first copies is a message."""
-        whole = list(batches(subject, sample))
+        whole = list(sample.batches())
         for name in sorted({name for batch in whole for name in batch.files}):
-            file = sample / name
+            file = sample.path / name
             content = file.read_bytes()
-            places = {place for batch in whole for place in zip(batch.sizes, batch.offsets, batch.files, strict=True)}
-            length, begin = max((size, offset) for size, offset, of in places if of == name)
+            length, begin = max((size, offset) for _, offset, size in sample.records(whole, file))
             record = content[begin : begin + length]
-            numbers = [self._messages(subject, sample, file, content + record * copies) for copies in range(4)]
+            numbers = [self._messages(sample, file, content + record * copies) for copies in range(4)]
             each = numbers[1] - numbers[0]
             if each > 0 and numbers == [numbers[0] + each * copies for copies in range(4)]:
                 copies = min(_LONGEST // length + 1, _MOST // each)
-                found = self._messages(subject, sample, file, content + record * copies)
+                found = self._messages(sample, file, content + record * copies)
                 expected = numbers[0] + each * copies
                 assert found == expected, f"{file.name}, with a record {copies} times: {found} messages, not {expected}"
             file.write_bytes(content)
 
-    def _messages(self, subject: Subject, sample: Path, file: Path, content: bytes) -> int:
+    def _messages(self, sample: Sample, file: Path, content: bytes) -> int:
         """Return the number of messages with this content of a file; 0 if it is refused."""
         file.write_bytes(content)
         try:
-            with opened(subject, sample) as source:
+            with sample.opened() as source:
                 return sum(map(len, messages_of(source)))
         except PluginError:
             raise
         except MsgStoreError:
             return 0
 
-    def _read_long(
-        self, subject: Subject, sample: Path, file: Path, kept: bytes, filler: bytes, end: bytes, size: int
-    ) -> Callable[[], None]:
+    def _read_long(self, sample: Sample, file: Path, kept: bytes, filler: bytes, end: bytes, size: int) -> Callable[[], object]:
         def read() -> None:
             file.write_bytes(kept + filler * max(size // len(filler), 1) + end)
-            self._read_all(subject, sample)
+            sample.places()
 
         return read
 
-    def _read_all(self, subject: Subject, sample: Path) -> set[Place]:
-        """Return the places of messages up to an error that is no fault of the plugin. Damage is none."""
-        found = set[Place]()
-        try:
-            with opened(subject, sample) as source:
-                for batch in messages_of(source):
-                    found |= places_of([batch])
-                list(source.damage())
-        except PluginError:
-            raise
-        except MsgStoreError:
-            pass
-        return found
-
-    def test_damage(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+    def test_damage(self, sample: Sample, tmp_path: Path) -> None:
         """A failure means that damaged files stop everything, hang, give a body that was never there for a record that was, or
         are not where the damage says; that the begin of a record, which a cut has left, becomes a message; that a range of
         positions has other messages than the same positions of all, or one that ``count`` does not count; that a checksum that
         differs makes a message unverified; that a size is believed, and takes memory; or that a wrong byte costs all messages
         of a queue, or a cut the record that it goes through, and there is no error, no damage, and nothing more that is not
         read."""
-        whole = list(batches(subject, sample))
+        whole = list(sample.batches())
         there = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
         queues = {batch.name: places_of(each for each in whole if each.name == batch.name) for batch in whole}
-        _, unread = self._read(subject, sample, there, "the sample") or (None, 0)
-        paths = [sample] if sample.is_file() else sorted(path for path in sample.rglob("*") if path.is_file())
-        for file in paths:
-            content = file.read_bytes()
-            records = sorted(
-                {place for batch in whole for place in zip(batch.files, batch.offsets, batch.sizes, strict=True)
-                 if sample / place[0] == file}
-            )  # fmt: skip
+        _, unread = self._read(sample, there, "the sample") or (None, 0)
+        for file in sample.files():
+            content, records = file.read_bytes(), sample.records(whole, file)
             spots = {number * len(content) // _CUTS for number in range(_CUTS)}
             spots |= {offset + number for number, (_, offset, size) in enumerate(records[:_CUTS]) if number < size}
             spots |= {offset + size // 2 for _, offset, size in records[:_CUTS:6]}
-            spots |= verified_bodies(whole, sample, file, content)
+            spots |= verified_bodies(whole, sample.path, file, content)
             for at, is_cut in product(sorted(spots) if content else (), (True, False)):
                 file.write_bytes(content[:at] + (b"" if is_cut else bytes([content[at] ^ 0x55]) + content[at + 1 :]))
                 where = f"{file.name}, {'cut at' if is_cut else 'wrong'} byte {at}"
-                read = partial(self._read, subject, sample, there, where, is_cut=is_cut)
+                read = partial(self._read, sample, there, where, is_cut=is_cut)
                 with within():
                     found, peak = measured(read)
                 assert peak < 2**25 + 100 * len(content), f"{where}: reading takes {peak} bytes of memory"
@@ -221,34 +191,34 @@ class SourceDamageTests(KitTests):
                 hole = min(len(content) // 4, 500)
                 file.write_bytes((content[:at] + bytes(hole) + content[at + hole :])[: len(content)])
                 with within():
-                    self._read(subject, sample, there, f"{file.name}, {hole} zeros at byte {at}")
+                    self._read(sample, there, f"{file.name}, {hole} zeros at byte {at}")
             for more in (b"\0" * 9, b"\xff" * 9, b"n" * 99):
                 file.write_bytes(content + more)
                 where = f"{file.name}, with {more[:9]!r} at its end"
-                left, more_unread = self._read(subject, sample, there, where) or (None, 0)
+                left, more_unread = self._read(sample, there, where) or (None, 0)
                 gone = [] if left is None or more_unread > unread else [at for name, at, _ in records if (name, at) not in left]
                 assert not gone, f"{where}: the record at {gone[0]} is not there any more, and there is no damage"
             file.unlink()
-            if file != sample:
-                self._read_all(subject, sample)
+            if file != sample.path:
+                sample.places()
             file.write_bytes(content)
 
-    def test_foreign_files_do_no_harm(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+    def test_foreign_files_do_no_harm(self, sample: Sample, tmp_path: Path) -> None:
         """A failure means that something else in the directory of a source, such as a text, a pipe, or a link to nothing, stops
         everything with another error than MsgStoreError, hangs, or changes the messages without a word. Or that two files give
         queues of one name, as a copy of a file beside it may: one of them hides the other."""
-        if sample.is_file():
+        if sample.path.is_file():
             (tmp_path / "many").mkdir()
-            sample = Path(shutil.copy(sample, tmp_path / "many")).parent
-            if subject.descriptor.load_detect()(sample) is None:
+            sample = Sample(sample.subject, Path(shutil.copy(sample.path, tmp_path / "many")).parent)
+            if sample.subject.descriptor.load_detect()(sample.path) is None:
                 skip_without("a sample that is a directory, or such directories")
-        whole = list(batches(subject, sample))
+        whole = list(sample.batches())
         there = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
         makers: dict[str, Callable[[Path], object]] = {
             "README.txt": lambda path: path.write_text("Dear Sir or Madam,\n"), "empty": Path.touch, "directory": Path.mkdir,
             "link": lambda path: path.symlink_to("nothing"), "pipe": os.mkfifo, "\udcff.tmp": Path.touch, ".hidden": Path.touch,
         }  # fmt: skip
-        for path in [path for path in sorted(sample.rglob("*")) if path.is_file()][:9]:
+        for path in [path for path in sorted(sample.path.rglob("*")) if path.is_file()][:9]:
             for name in (f"copy-{path.name}", f"{path.stem}.copy{path.suffix}", f"copy/{path.name}",
                          f"{path.stem.swapcase()}{path.suffix}"):  # fmt: skip
                 copy, aside = path.parent / name, tmp_path / "aside"
@@ -258,16 +228,16 @@ class SourceDamageTests(KitTests):
                 shutil.copy(path, copy)
                 where = f"beside a copy {name!r} in {path.parent.name}"
                 with within():
-                    found = self._read(subject, sample, there, where)
+                    found = self._read(sample, there, where)
                     path.rename(aside)
-                    alone = self._read_all(subject, sample)
+                    alone = sample.places()
                     aside.rename(path)
                 if found is not None and not found[1]:
                     missing = (places_of(whole) | alone) - found[0]
                     assert not missing, f"{where}: {len(missing)} messages are missing"
                 copy.unlink()
                 copy.parent.rmdir() if copy.parent != path.parent else None
-        for directory in (sample, *(path for path in sorted(sample.rglob("*"))[:9] if path.is_dir())):
+        for directory in (sample.path, *(path for path in sorted(sample.path.rglob("*"))[:9] if path.is_dir())):
             for name, make in makers.items():
                 if (directory / name).exists():
                     continue
@@ -276,20 +246,18 @@ class SourceDamageTests(KitTests):
                 except OSError:  # not every file system has such files, or names
                     continue
                 with within():
-                    found = self._read(subject, sample, there, f"beside {name!r} in {directory.name}")
+                    found = self._read(sample, there, f"beside {name!r} in {directory.name}")
                 if found is not None and not found[1]:
                     missing = places_of(whole) - found[0]
                     assert not missing, f"beside {name!r} in {directory.name}: {len(missing)} messages are missing"
                 path = directory / name
                 path.rmdir() if path.is_dir() else path.unlink()
 
-    def test_a_file_that_cannot_be_read(
-        self, subject: Subject, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_that_cannot_be_read(self, sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A failure means that a file that cannot be read stops the queues in other files, or that nothing says so. The file is
         a pipe, or the disk has an error. A source that lets an error of ``SourceContext.read`` pass ends the command: yield
         damage of size 0 for the queue, or list it with ``read=False``."""
-        whole = list(batches(subject, sample))
+        whole = list(sample.batches())
         files = {batch.name: {file for each in whole if each.name == batch.name for file in each.files} for batch in whole}
         alone = {file for of_queue in files.values() for file in of_queue if any(file not in other for other in files.values())}
         if not alone:
@@ -304,18 +272,18 @@ class SourceDamageTests(KitTests):
         monkeypatch.setattr(sources, "_read", read)
         for file in sorted(alone):
             others = places_of(batch for batch in whole if file not in files[batch.name])
-            broken = sample / file
-            self._reads(subject, sample, others, f"with an error of the disk in {file}")
+            broken = sample.path / file
+            self._reads(sample, others, f"with an error of the disk in {file}")
             broken.rename(aside)
-            os.mkfifo(sample / file)
+            os.mkfifo(sample.path / file)
             broken = Path()
-            self._reads(subject, sample, others, f"with a pipe in place of {file}")
-            aside.replace(sample / file)
+            self._reads(sample, others, f"with a pipe in place of {file}")
+            aside.replace(sample.path / file)
 
-    def _reads(self, subject: Subject, sample: Path, expected: set[Place], where: str) -> None:
+    def _reads(self, sample: Sample, expected: set[Place], where: str) -> None:
         """Read all queues. Fails unless the messages at these places are among them."""
         try:
-            with within(), opened(subject, sample) as source:
+            with within(), sample.opened() as source:
                 infos = list(source.queues())
                 items = [item for info in infos if info.read for item in source.messages(info.name, 0, None)]
                 damage = [*source.damage(), *(item for item in items if isinstance(item, SourceDamage))]
@@ -326,11 +294,11 @@ class SourceDamageTests(KitTests):
         assert not missing, f"{where}, {len(missing)} messages of other queues are missing"
 
     def _read(
-        self, subject: Subject, sample: Path, there: dict[Place, Any], where: str, *, is_cut: bool = False
+        self, sample: Sample, there: dict[Place, Any], where: str, *, is_cut: bool = False
     ) -> tuple[set[Place], int] | None:
         """Return the places of all messages, and how many parts are not read; None after an error, or if there is damage."""
         try:
-            with opened(subject, sample) as source:
+            with sample.opened() as source:
                 infos = list(source.queues())
                 found = list[MessageBatch | SourceDamage]()
                 for name in (info.name for info in infos if info.read):
@@ -339,7 +307,7 @@ class SourceDamageTests(KitTests):
                     middle = all_rows[len(all_rows) // 2]["position"] if all_rows else 1
                     halves = rows([*source.messages(name, 0, middle), *source.messages(name, middle, None)])
                     check_rows(halves, all_rows, f"{where}: {name}, read up to {middle} and from there on")
-                    if subject.has(Capability.RANDOM_ACCESS):
+                    if sample.subject.has(Capability.RANDOM_ACCESS):
                         count, last = source.count(name), max((row["position"] for row in all_rows), default=-1)
                         assert count > last, f"{where}: {name} has a message at position {last}, and count is {count}"
                     again = [item for item in source.messages(name, 0, None) if isinstance(item, SourceDamage)]
@@ -354,7 +322,7 @@ class SourceDamageTests(KitTests):
             raise
         except MsgStoreError:
             return None
-        check_places([*found, *damage], sample, where)
+        check_places([*found, *damage], sample.path, where)
         for batch in found:
             for row in rows_of(batch) if isinstance(batch, MessageBatch) else ():
                 was = there.get((row["origin"]["file"], row["origin"]["offset"]))

@@ -8,7 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from msgstore.contract import MessageBatch, QueueName, SourceDamage
+import attrs
+
+from msgstore.contract import MessageBatch, MsgStoreError, PluginError, QueueName, SourceDamage
 from msgstore.jobs.messages.rows import rows_of
 from msgstore.jobs.messages.sources import SourceSpec, open_source
 from msgstore.option_values import Backend
@@ -21,24 +23,51 @@ Place = tuple[str, int]
 """File and offset of a record."""
 
 
-def spec_of(subject: Subject, path: Path, *, raw: bool = False, now_ms: int = NOW_MS) -> SourceSpec:
-    return SourceSpec(str(path), Backend(subject.name, subject.options), now_ms, raw)
+@attrs.frozen
+class Sample:
+    """Files that the source under test reads: what the descriptor's ``sample`` makes, or others."""
 
+    subject: Subject
+    path: Path
 
-def opened(subject: Subject, path: Path, **how: Any) -> Any:
-    """Return a context with a source for a path."""
-    return open_source(spec_of(subject, path, **how), subject.catalogue)
+    def spec(self, *, raw: bool = False, now_ms: int = NOW_MS) -> SourceSpec:
+        return SourceSpec(str(self.path), Backend(self.subject.name, self.subject.options), now_ms, raw)
 
+    def opened(self, **how: Any) -> Any:
+        """Return a context with a source. ``how``: arguments of ``spec``."""
+        return open_source(self.spec(**how), self.subject.catalogue)
 
-def batches(subject: Subject, path: Path, **how: Any) -> Iterator[MessageBatch]:
-    """Yield all messages of a path. Fails for damage."""
-    with opened(subject, path, **how) as source:
-        for info in source.queues():
-            assert isinstance(info.name, QueueName)
-            for item in source.messages(info.name, 0, None) if info.read else ():
-                assert isinstance(item, MessageBatch), f"the sample is damaged: {item}"
-                yield item
-        assert not list(source.damage()), "the sample is damaged"
+    def batches(self, **how: Any) -> Iterator[MessageBatch]:
+        """Yield all messages. Fails for damage."""
+        with self.opened(**how) as source:
+            for info in source.queues():
+                assert isinstance(info.name, QueueName)
+                for item in source.messages(info.name, 0, None) if info.read else ():
+                    assert isinstance(item, MessageBatch), f"the sample is damaged: {item}"
+                    yield item
+            assert not list(source.damage()), "the sample is damaged"
+
+    def files(self) -> list[Path]:
+        return [self.path] if self.path.is_file() else sorted(path for path in self.path.rglob("*") if path.is_file())
+
+    def records(self, batches: Iterable[MessageBatch], file: Path) -> list[tuple[str, int, int]]:
+        """Return (file, offset, size) of each record of some messages that is in a file."""
+        places = {place for batch in batches for place in zip(batch.files, batch.offsets, batch.sizes, strict=True)}
+        return sorted(place for place in places if self.path / place[0] == file)
+
+    def places(self) -> set[Place]:
+        """Return the places of messages up to an error that is no fault of the plugin. Damage is none."""
+        found = set[Place]()
+        try:
+            with self.opened() as source:
+                for batch in messages_of(source):
+                    found |= places_of([batch])
+                list(source.damage())
+        except PluginError:
+            raise
+        except MsgStoreError:
+            pass
+        return found
 
 
 def messages_of(source: Any) -> Iterator[MessageBatch]:

@@ -36,13 +36,11 @@ from msgstore.testing.messages.damage import SourceDamageTests
 from msgstore.testing.messages.reading import (
     NOW_MS,
     TIME_ZONES,
-    batches,
+    Sample,
     check_places,
     check_rows,
     messages_of,
-    opened,
     rows,
-    spec_of,
 )
 from msgstore.testing.probes import CLOCKS, clocks_of, in_zone, open_files, peak_of, steps_of, tree
 from msgstore.testing.subjects import Subject
@@ -64,31 +62,30 @@ class SourceTests(SourceDamageTests):
 
     kinds = ("source",)
 
-    def test_sample_is_detected(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+    def test_sample_is_detected(self, sample: Sample, tmp_path: Path) -> None:
         """A failure means that users must name the source for what it reads, or that it claims what it cannot read: an empty
         directory, or a text. Or that it fails for a file where it expects a directory, or the other way round; or that a
         directory of large files takes minutes to look at."""
-        detect = subject.descriptor.load_detect()
-        assert detect(sample) is not None, "detect does not recognise the sample"
+        detect = sample.subject.descriptor.load_detect()
+        assert detect(sample.path) is not None, "detect does not recognise the sample"
         (tmp_path / "empty").mkdir()
         (tmp_path / "text").write_text("Dear Sir or Madam,\n")
         for other in ("empty", "text"):
             assert detect(tmp_path / other) is None, f"detect claims {other}"
         names = tmp_path / "names"
         names.mkdir()
-        for path in [sample] if sample.is_file() else sample.iterdir():
+        for path in [sample.path] if sample.path.is_file() else sample.path.iterdir():
             (names / path.name).touch() if path.is_dir() else (names / path.name).mkdir()
-        for path in (names, *names.iterdir(), *sample.rglob("*")):
+        for path in (names, *names.iterdir(), *sample.path.rglob("*")):
             assert isinstance(detect(path), Candidate | None), f"detect gives no candidate for {path}"
-        for path in [sample] if sample.is_file() else sample.rglob("*"):
-            if path.is_file():
-                os.truncate(path, max(2**28, path.stat().st_size))
-        assert peak_of(lambda: detect(sample)) < 2**23, "detect reads whole files"
+        for path in sample.files():
+            os.truncate(path, max(2**28, path.stat().st_size))
+        assert peak_of(lambda: detect(sample.path)) < 2**23, "detect reads whole files"
 
-    def test_every_column_has_a_value_for_each_message(self, subject: Subject, sample: Path) -> None:
+    def test_every_column_has_a_value_for_each_message(self, sample: Sample) -> None:
         """A failure means that a table of the messages cannot be made, that a state is none of the contract, that a member has
         no form in JSON, or that times are not in milliseconds."""
-        found = list(batches(subject, sample))
+        found = list(sample.batches())
         assert found, "the sample has no messages"
         for batch in found:
             columns = {field.name: getattr(batch, field.name) for field in attrs.fields(MessageBatch) if field.name != "name"}
@@ -102,17 +99,17 @@ class SourceTests(SourceDamageTests):
                 others = [time for time in times or () if time is not None and time not in TIMES_MS]
                 assert not others, f"{others[0]} is no time from 1990 to 2099 in milliseconds"
 
-    def test_each_record_has_a_place_in_its_file(self, subject: Subject, sample: Path) -> None:
+    def test_each_record_has_a_place_in_its_file(self, sample: Sample) -> None:
         """A failure means that the record of a message cannot be found: it has no byte, goes beyond its file or into another
         record, or its file is not there."""
-        check_places(batches(subject, sample), sample, "the sample")
+        check_places(sample.batches(), sample.path, "the sample")
 
-    def test_a_position_has_the_same_message_at_each_call(self, subject: Subject, sample: Path) -> None:
+    def test_a_position_has_the_same_message_at_each_call(self, sample: Sample) -> None:
         """A failure means that a conversion that was interrupted, or that runs in parallel, loses messages or has some
         twice; that the messages of a queue depend on which others were read before; or that a process cannot read a part,
         because it has not called ``queues`` before."""
         wholes = {}
-        with opened(subject, sample) as source:
+        with sample.opened() as source:
             for info in source.queues():
                 assert info.read or info.reason, f"{info.name} is not read, and there is no reason"
                 json.dumps(dict(info.details))
@@ -128,39 +125,39 @@ class SourceTests(SourceDamageTests):
                         end = float("inf") if stop is None else stop
                         expected = [row for row in whole if first <= row["position"] < end]
                         check_rows(rows(source.messages(name, first, stop)), expected, f"{name}, from {first} to {stop}")
-                if subject.has(Capability.RANDOM_ACCESS):
+                if sample.subject.has(Capability.RANDOM_ACCESS):
                     assert source.count(name) > max(positions, default=-1)
-        with opened(subject, sample) as source:
+        with sample.opened() as source:
             readers = {name: source.messages(name, 0, None) for name in names}
             halves = {name: [*islice(reader, 1)] for name, reader in readers.items()}
             for name in reversed(names):
                 found = rows([*halves[name], *readers[name]])
                 check_rows(found, wholes[name], f"{name}, while other queues are read")
         for name, whole in wholes.items():
-            with opened(subject, sample) as another:
+            with sample.opened() as another:
                 check_rows(rows(another.messages(name, 0, None)), whole, f"{name}, by an object that has read nothing else")
                 assert [info.name for info in another.queues() if info.read] == names, "another object gives other queues"
 
-    def test_two_objects_at_once(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+    def test_two_objects_at_once(self, sample: Sample, tmp_path: Path) -> None:
         """A failure means that two objects share what they have read, such as by the name of a file: of two paths, one is read
         twice."""
-        other = tmp_path / "other" / sample.name
-        other.parent.mkdir()
-        shutil.copytree(sample, other) if sample.is_dir() else shutil.copy(sample, other)
-        for path in [other] if other.is_file() else [path for path in other.rglob("*") if path.is_file()]:
+        other = Sample(sample.subject, tmp_path / "other" / sample.path.name)
+        other.path.parent.mkdir()
+        shutil.copytree(sample.path, other.path) if sample.path.is_dir() else shutil.copy(sample.path, other.path)
+        for path in other.files():
             os.truncate(path, path.stat().st_size // 2)
-        alone = [self._found(subject, path) for path in (sample, other)]
-        for paths, expected in (((sample, other), alone), ((other, sample), alone[::-1])):
+        alone = [self._found(each) for each in (sample, other)]
+        for samples, expected in (((sample, other), alone), ((other, sample), alone[::-1])):
             if not expected[0]:  # an error
                 continue
-            with opened(subject, paths[0]) as one:
+            with samples[0].opened() as one:
                 _messages(one)
-                assert self._found(subject, paths[1]) == expected[1], "it gives the messages of another object's path"
+                assert self._found(samples[1]) == expected[1], "it gives the messages of another object's path"
                 assert [_messages(one)] == expected[0], "it gives the messages of an object that came later"
 
-    def _found(self, subject: Subject, path: Path) -> list[Any]:
+    def _found(self, sample: Sample) -> list[Any]:
         """Return the messages of a path, or nothing after an error."""
-        with suppress(MsgStoreError), opened(subject, path) as source:
+        with suppress(MsgStoreError), sample.opened() as source:
             return [_messages(source)]
         return []
 
@@ -173,7 +170,7 @@ class SourceTests(SourceDamageTests):
             pytest.fail("with RANDOM_ACCESS, the sample takes a second argument: the number of messages to make")
         for count in (1000, 8000):
             (tmp_path / str(count)).mkdir()
-            with opened(subject, make(tmp_path / str(count), count)) as source:
+            with Sample(subject, make(tmp_path / str(count), count)).opened() as source:
                 name = next(info.name for info in source.queues() if info.read)
                 call = partial(self._read_last, source, name, source.count(name) - 1)
                 call()
@@ -185,11 +182,11 @@ class SourceTests(SourceDamageTests):
     def _read_last(self, source: Any, name: QueueName, last: int) -> None:
         assert len(rows(source.messages(name, last, last + 1))) == 1
 
-    def test_bodies_that_queues_share(self, subject: Subject, sample: Path) -> None:
+    def test_bodies_that_queues_share(self, sample: Sample) -> None:
         """A failure means that a cluster, which reads queues and shared bodies apart and joins them, gets other messages than
         one process; or that a message whose body is not there is lost in silence. The sample needs some shared bodies."""
-        subject.needs(Capability.SHARED_BODIES)
-        with opened(subject, sample) as source:
+        sample.subject.needs(Capability.SHARED_BODIES)
+        with sample.opened() as source:
             bodies = dict(pair for part in source.body_parts() for pairs in source.bodies(part) for pair in pairs)
             for name in (info.name for info in source.queues() if info.read):
                 last = max((row["position"] for row in rows(source.messages(name, 0, None))), default=0)
@@ -203,14 +200,14 @@ class SourceTests(SourceDamageTests):
                 assert lost == len(entries), f"{name}: {len(entries)} messages without a body are {lost} lost messages"
         assert bodies, "the sample has no message whose body is shared"
 
-    def test_no_clock_is_asked(self, subject: Subject, sample: Path) -> None:
+    def test_no_clock_is_asked(self, sample: Sample) -> None:
         """A failure means that messages expire by the clock of the machine, not by ``now_ms``: a conversion that continues
         gives them other states. Or that anything but the state depends on ``now_ms``, such as which messages there are; or
         that a message of the sample is expired before its expiry, or not after it."""
-        with opened(subject, sample) as source:
-            clocks = clocks_of(source.backend, lambda: list(batches(subject, sample))) & CLOCKS
+        with sample.opened() as source:
+            clocks = clocks_of(source.backend, lambda: list(sample.batches())) & CLOCKS
         assert not clocks, f"the source asks the clock of the machine: {', '.join(clocks)}"
-        early, now, late = (rows(batches(subject, sample, now_ms=now_ms)) for now_ms in (0, NOW_MS, 2**62))
+        early, now, late = (rows(sample.batches(now_ms=now_ms)) for now_ms in (0, NOW_MS, 2**62))
         for found, when in ((early, "in 1970"), (late, "when each expiry is past")):
             check_rows([{**row, "state": ""} for row in found], [{**row, "state": ""} for row in now], when)
         states = {(before["state"], after["state"]) for before, after in zip(early, late, strict=True) if after["expiry_ms"]}
@@ -218,36 +215,36 @@ class SourceTests(SourceDamageTests):
             assert before != "expired", "a message has expired in 1970: the state follows from now_ms and the expiry"
             assert before != "ready" or after == "expired", "a message has not expired after its expiry"
 
-    def test_times_are_those_of_any_time_zone(self, subject: Subject, sample: Path) -> None:
+    def test_times_are_those_of_any_time_zone(self, sample: Sample) -> None:
         """A failure means that messages depend on the time zone of the machine: local times are taken for those of the epoch,
         or the other way round. A conversion on another machine gives other times."""
-        usual = rows(batches(subject, sample))
+        usual = rows(sample.batches())
         for zone in TIME_ZONES:
             with in_zone(zone):
-                check_rows(rows(batches(subject, sample)), usual, f"with TZ={zone}")
+                check_rows(rows(sample.batches()), usual, f"with TZ={zone}")
 
-    def test_large_files_are_maps(self, subject: Subject, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_large_files_are_maps(self, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
         """A failure means that no file of more than 64 MiB can be read: it is an ``mmap``, which has fewer methods than bytes.
         Here each file of the sample is one."""
-        small = rows(batches(subject, sample, raw=True))
+        small = rows(sample.batches(raw=True))
         for module in (sources, files):
             monkeypatch.setattr(module, "READ_WHOLE", 0)
-        check_rows(rows(batches(subject, sample, raw=True)), small, "of a file that is mapped")
+        check_rows(rows(sample.batches(raw=True)), small, "of a file that is mapped")
 
-    def test_raw_records_are_given_if_asked_for(self, subject: Subject, sample: Path) -> None:
+    def test_raw_records_are_given_if_asked_for(self, sample: Sample) -> None:
         """A failure means that what a message came from cannot be kept."""
-        assert all(batch.raws is None for batch in batches(subject, sample)), "raws without being asked for"
-        given = list(batches(subject, sample, raw=True))
+        assert all(batch.raws is None for batch in sample.batches()), "raws without being asked for"
+        given = list(sample.batches(raw=True))
         assert all(batch.raws is not None and all(batch.raws) for batch in given), "a raw record is missing"
         plain = [attrs.evolve(batch, raws=None, refusals=None) for batch in given]
-        check_rows(rows(plain), rows(batches(subject, sample)), "with raw records")
+        check_rows(rows(plain), rows(sample.batches()), "with raw records")
 
-    def test_nothing_is_changed(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+    def test_nothing_is_changed(self, sample: Sample, tmp_path: Path) -> None:
         """A failure means that looking at somebody's data changes them, leaves a file beside them, or leaves a file open."""
         before = tree(tmp_path)
         for _ in range(2):  # the first may load a library, which keeps what it likes
             were_open = open_files()
-            with opened(subject, sample) as source:
+            with sample.opened() as source:
                 for info in source.queues():
                     list(source.messages(info.name, 0, None) if info.read else ())
                 list(source.damage())
@@ -256,22 +253,22 @@ class SourceTests(SourceDamageTests):
         assert left_open <= 0, "close leaves a file open"
         assert tree(tmp_path) == before
 
-    def test_queues_have_one_order_in_all_processes(self, subject: Subject, sample: Path, tmp_path: Path) -> None:
+    def test_queues_have_one_order_in_all_processes(self, sample: Sample, tmp_path: Path) -> None:
         """A failure means that queues are in the order of a set, which differs between processes: a conversion that another
         process continues loses messages or has some twice."""
-        spec, catalogue = spec_of(subject, sample), attrs.evolve(subject.catalogue, observers=())  # those cannot be pickled
+        spec, catalogue = sample.spec(), attrs.evolve(sample.subject.catalogue, observers=())  # those cannot be pickled
         with open_source(spec, catalogue) as source:
             names = [str(info.name) for info in source.queues()]
         variables = [os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed} for seed in "123"]
-        if sample.is_dir():  # the system lists the files of a directory as it likes
-            files = [path.relative_to(sample) for path in sorted(sample.rglob("*"), reverse=True) if path.is_file()]
+        if sample.path.is_dir():  # the system lists the files of a directory as it likes
+            files = [path.relative_to(sample.path) for path in sorted(sample.path.rglob("*"), reverse=True) if path.is_file()]
             for number, each in enumerate((files, files[::-1])):
-                copy = tmp_path / str(number) / sample.name
-                for directory in (sample, *(path for path in sample.rglob("*") if path.is_dir())):
-                    (copy / directory.relative_to(sample)).mkdir(parents=True, exist_ok=True)
+                copy = tmp_path / str(number) / sample.path.name
+                for directory in (sample.path, *(path for path in sample.path.rglob("*") if path.is_dir())):
+                    (copy / directory.relative_to(sample.path)).mkdir(parents=True, exist_ok=True)
                 for file in each:
-                    shutil.copy2(sample / file, copy / file)
-                with opened(subject, copy) as source:
+                    shutil.copy2(sample.path / file, copy / file)
+                with Sample(sample.subject, copy).opened() as source:
                     found = [str(info.name) for info in source.queues()]
                 assert found == names, "a copy of the directory gives the queues in another order"
         for environment in variables if len(names) > 1 else ():
