@@ -8,15 +8,14 @@ import socket
 from typing import ClassVar
 
 import pytest
-from click.testing import CliRunner
 from pika import frame, spec
 
-from msgstore.cli.main import main
 from msgstore.contract import ConfigError, MessageBatch, QueueName, SinkContext, StoreError
 from msgstore_amqp_sink import broker, limits, link, sink
 from msgstore_amqp_sink.link import RawProperties
 from msgstore_amqp_sink.plugin import AmqpSinkOptions
 from rabbitmq_files.properties import encode_properties, read_properties
+from support import command
 
 ODD = encode_properties(
     {"content_type": "a", "timestamp": 2**64 - 1}, {"f": 1.5, "t": {"$timestamp": 2**60}, "n": [[{"a": None}]]}
@@ -67,15 +66,9 @@ def opened(monkeypatch):
 def batch(bodies=(b"a",), queue="q", system="rabbitmq", vhost=None, **columns):
     count = len(bodies)
     return MessageBatch(
-        name=QueueName(system, vhost=vhost, queue=queue),
-        bodies=bodies,
-        positions=range(count),
-        states=["ready"] * count,
-        files=[""] * count,
-        offsets=[0] * count,
-        sizes=[1] * count,
-        **columns,
-    )
+        name=QueueName(system, vhost=vhost, queue=queue), bodies=bodies, positions=range(count), states=["ready"] * count,
+        files=[""] * count, offsets=[0] * count, sizes=[1] * count, **columns,
+    )  # fmt: skip
 
 
 def sent(one: sink.AmqpSink, messages: MessageBatch):
@@ -216,9 +209,7 @@ def test_url_that_is_wrong_is_not_quoted(url, opened):
 def test_options_that_are_wrong_are_refused(option, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.jsonl").write_text("")
-    done = CliRunner().invoke(main, ["convert", "m.jsonl", "amqp://h", "--source", "jsonl", "--sink-option", option])
-    assert done.exit_code == 2
-    assert reason in done.stderr
+    assert reason in command("convert", "m.jsonl", "amqp://h", "--source", "jsonl", "--sink-option", option, code=2).stderr
 
 
 DIFFERENT = "PRECONDITION_FAILED - inequivalent arg"
@@ -226,12 +217,8 @@ DIFFERENT = "PRECONDITION_FAILED - inequivalent arg"
 
 def test_arguments_are_found_by_refused_declarations():
     actual = {
-        "durable": False,
-        "x-message-ttl": 5,
-        "x-max-length": 9,
-        "x-single-active-consumer": True,
-        "x-overflow": "drop-head",
-    }
+        "durable": False, "x-message-ttl": 5, "x-max-length": 9, "x-single-active-consumer": True, "x-overflow": "drop-head",
+    }  # fmt: skip
     asked = []
 
     def declare(queue, arguments, **flags):
@@ -316,8 +303,7 @@ def test_connection_that_is_refused_is_said_plainly(scheme, tmp_path, monkeypatc
         port = free.getsockname()[1]
     row = {"system": "rabbitmq", "vhost": "/", "queue": "q", "body": "YQ=="}
     (tmp_path / "m.jsonl").write_text(json.dumps(row) + "\n")
-    done = CliRunner().invoke(main, ["convert", "m.jsonl", f"{scheme}://u:secret@127.0.0.1:{port}", "--source", "jsonl"])
-    assert done.exit_code == 2
+    done = command("convert", "m.jsonl", f"{scheme}://u:secret@127.0.0.1:{port}", "--source", "jsonl", code=2)
     assert f"{scheme}://127.0.0.1:{port}/%2F: the connection failed: Connection refused." in done.stderr
     assert "secret" not in done.output
     assert not (tmp_path / "msgstore-convert.jsonl").exists()

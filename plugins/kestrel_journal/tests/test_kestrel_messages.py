@@ -8,9 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from msgstore.cli.main import main
 from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceContext, SourceDamage
 from msgstore.jobs.messages import sources as opening
 from msgstore_kestrel_journal import records as r
@@ -18,6 +16,7 @@ from msgstore_kestrel_journal import replay, source
 from msgstore_kestrel_journal.files import names_by_queue, queue_files, queue_names
 from msgstore_kestrel_journal.plugin import KestrelSinkOptions, KestrelSourceOptions
 from msgstore_kestrel_journal.sink import KestrelSink
+from support import command, json_of
 
 ITEM = r.encode_addx(b"body", 0, 0)
 
@@ -66,10 +65,9 @@ def test_queues_foreign_file_is_damage(name, tmp_path):
     """Kestrel takes it as a queue, too."""
     (tmp_path / "q").write_bytes(ITEM * 3)
     (tmp_path / name).write_text("a text")
-    done = CliRunner().invoke(main, ["queues", str(tmp_path), "--json"])
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = json_of("queues", tmp_path, code=1)
     counts = {row["queue"]: (row["messages"], row["damage"]) for row in rows if row.get("kind") != "damage"}
-    assert (done.exit_code, counts) == (1, {"q": (3, 0), name.split(".")[0]: (0, 1)})
+    assert counts == {"q": (3, 0), name.split(".")[0]: (0, 1)}
     assert [row["path"] for row in rows if row.get("kind") == "damage"] == [name]
 
 
@@ -116,21 +114,8 @@ def test_names_are_looked_at_once_for_all_queues(tmp_path, monkeypatch):
 
 def test_names_of_a_queue_are_the_ones_that_all_names_give():
     names = [
-        "q",
-        "q.2",
-        "q.3.pack",
-        "q~~1",
-        "q.x",
-        "q.5~~1",
-        "q~~1.x",
-        "q+c",
-        "q+c.5",
-        "qq",
-        "job.1",
-        "job~~2",
-        "~~3",
-        ".hidden",
-    ]
+        "q", "q.2", "q.3.pack", "q~~1", "q.x", "q.5~~1", "q~~1.x", "q+c", "q+c.5", "qq", "job.1", "job~~2", "~~3", ".hidden",
+    ]  # fmt: skip
     groups = names_by_queue(names)
     assert sorted(name for group in groups.values() for name in group) == sorted(names)
     for queue in queue_names(names):
@@ -160,13 +145,12 @@ def test_file_that_cannot_be_read_costs_its_queue_only(tmp_path, monkeypatch):
         return read(files, path, name)
 
     monkeypatch.setattr(opening, "_read", failing)
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["messages", "--source", "kestrel", "--json", str(tmp_path)])
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = json_of("messages", "--source", "kestrel", tmp_path, code=1)
     assert [(row["queue"], row["position"]) for row in rows if "body" in row] == [("b", 0), ("b", 1), ("b", 2)]
     assert {(row["path"], row["reason"]) for row in rows if row.get("kind") == "damage"} == {
         ("a", "cannot be read: Input/output error. The queue is not read"),
         ("pipe", "is no regular file, and is not read"),
     }
-    done = CliRunner().invoke(main, ["convert", "--source", "kestrel", str(tmp_path / "a"), str(tmp_path / "out.jsonl")])
-    assert (done.exit_code, "a: Input/output error" in done.stderr) == (2, True)
+    done = command("convert", "--source", "kestrel", tmp_path / "a", tmp_path / "out.jsonl", code=2)
+    assert "a: Input/output error" in done.stderr
     assert not (tmp_path / "out.jsonl").exists()

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from msgstore.cli.main import main
 from msgstore.contract import SourceDamage, StoreError
 from msgstore_rabbitmq_source import layout, naming, opening
 from msgstore_rabbitmq_source.opening import open_node
@@ -23,6 +21,7 @@ from msgstore_rabbitmq_source.repair import repair_node
 from rabbitmq_files import index_v1, names
 from rabbitmq_files.node_tables import DurableQueue
 from rabbitmq_nodes import DATA, checksums, facts, listed, rows, unpack
+from support import command
 
 CLEAN = DATA / "rabbitmq-3.10/clean"
 MANIFEST = json.loads((CLEAN / "manifest.json").read_text())
@@ -189,13 +188,11 @@ def test_repair_refuses_a_directory_that_exists_or_is_in_the_node(node, tmp_path
 
 def test_repair_names_what_it_cannot_copy_and_deletes_nothing(node, tmp_path):
     (node / "link").symlink_to(node / STORE)  # a copy would share it with the node
-    code, output = run("repair", node, tmp_path / "copy")
-    assert (code, f"{node / 'link'}: cannot be copied: a symbolic link" in output) == (2, True)
+    assert f"{node / 'link'}: cannot be copied: a symbolic link" in run("repair", node, tmp_path / "copy", code=2)
     (node / "link").unlink()
     (tmp_path / ".copy.msgstore-repair").mkdir()
     (tmp_path / ".copy.msgstore-repair/own").touch()
-    code, output = run("repair", node, tmp_path / "copy")
-    assert (code, "Delete it if none runs" in output) == (2, True)
+    assert "Delete it if none runs" in run("repair", node, tmp_path / "copy", code=2)
     assert (tmp_path / ".copy.msgstore-repair/own").exists()
 
 
@@ -209,8 +206,7 @@ def test_tables_that_cannot_be_read_are_named(tmp_path, monkeypatch):
         return read(files, path)
 
     monkeypatch.setattr(opening, "_read", failing)
-    code, output = run("definitions", node)
-    assert (code, "rabbit_vhost.DCD: cannot be read: Permission denied" in output) == (2, True), output
+    assert "rabbit_vhost.DCD: cannot be read: Permission denied" in run("definitions", node, code=2)
 
 
 def test_directory_that_cannot_be_entered_costs_its_files_only(node, monkeypatch):
@@ -338,67 +334,47 @@ def check_mutated(node: Path) -> None:
             assert 0 <= span.offset <= (node / span.file).stat().st_size, span
 
 
-def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["rabbitmq", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result.exit_code, result.output
+def run(*arguments: object, code: int = 0) -> str:
+    """Return what a command for a node prints."""
+    return command("rabbitmq", *arguments, code=code).output
 
 
 def test_commands_say_what_is_there(node, tmp_path):
-    code, output = run("check", node)
-    assert code == 0
+    output = run("check", node)
     assert "stopped cleanly" in output
     assert f"{ALL:,} messages" in output
     wrong_sizes(node)
-    code, output = run("check", node)
-    assert code == 1
-    assert "0.rdq at" in output
-    code, output = run("repair", node, tmp_path / "copy")
-    assert code == 1
-    assert "0.rdq: written anew with" in output
-    assert run("check", tmp_path / "copy")[0] == 0
+    assert "0.rdq at" in run("check", node, code=1)
+    assert "0.rdq: written anew with" in run("repair", node, tmp_path / "copy", code=1)
+    run("check", tmp_path / "copy")
 
 
 def test_counts_are_the_references_of_the_queues(node):
-    code, output = run("counts", node)
-    counts = [int(line.split(",")[1]) for line in output.splitlines()]
-    assert (code, len(counts), sum(counts)) == (0, 52, 69)
-    code, output = run("counts", node, "--vhost", "orders")
-    assert (code, len(output.splitlines())) == (0, 9)
-    code, output = run("counts", node, "--vhost", "order")
-    assert code == 2
-    assert "has no vhost 'order'" in output
+    counts = [int(line.split(",")[1]) for line in run("counts", node).splitlines()]
+    assert (len(counts), sum(counts)) == (52, 69)
+    assert len(run("counts", node, "--vhost", "orders").splitlines()) == 9
+    assert "has no vhost 'order'" in run("counts", node, "--vhost", "order", code=2)
 
 
 def test_path_is_the_hashed_directory(node):
-    code, output = run("path", node, "/", "fan.a")
-    assert (code, output.strip()) == (0, str(node / queue(VHOST, "fan.a")))
-    assert run("path", node, "orders")[1].strip() == str(node / ORDERS)
-    code, output = run("path", node, "/", "fan.z")
-    assert code == 1
-    assert "A queue that never held a message has no directory" in output
-    code, output = run("path", DATA / "rabbitmq-3.10/priority_lazy", "/", "prio.v2")
-    assert (code, len(output.splitlines())) == (0, 6)
+    assert run("path", node, "/", "fan.a").strip() == str(node / queue(VHOST, "fan.a"))
+    assert run("path", node, "orders").strip() == str(node / ORDERS)
+    assert "A queue that never held a message has no directory" in run("path", node, "/", "fan.z", code=1)
+    assert len(run("path", DATA / "rabbitmq-3.10/priority_lazy", "/", "prio.v2").splitlines()) == 6
 
 
 def test_definitions_need_the_tables(node):
-    code, output = run("definitions", node)
-    assert code == 2
-    assert "has no tables" in output
+    assert "has no tables" in run("definitions", node, code=2)
 
 
 def test_counts_of_a_damaged_index_say_so(node):
     change(node / queue(VHOST, "fan.a") / "0.idx", 0, bytes(2))
-    code, output = run("counts", node)
-    assert code == 1
-    assert "the counts may be too low" in output
+    assert "the counts may be too low" in run("counts", node, code=1)
 
 
 def test_repair_that_mends_nothing_does_not_say_that_all_is_well(node, tmp_path):
     change(node / VHOST / "recovery.dets", 0, bytes(4096))
-    code, output = run("repair", node, tmp_path / "copy")
-    assert code == 1
-    assert "of which none can be mended" in output
+    assert "of which none can be mended" in run("repair", node, tmp_path / "copy", code=1)
 
 
 def test_copy_of_a_vhost_is_named_and_not_read(node):

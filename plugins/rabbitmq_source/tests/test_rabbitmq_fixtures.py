@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import pytest
-from click.testing import CliRunner
 
-from msgstore.cli.main import main
 from msgstore.contract import Candidate, ConfigError, QueueName
 from msgstore_rabbitmq_source.definitions import definitions_of
 from msgstore_rabbitmq_source.opening import open_node
@@ -23,6 +21,7 @@ from msgstore_rabbitmq_source.source import detect
 from rabbitmq_files import index_v1, index_v2, names
 from rabbitmq_files.properties import read_properties
 from rabbitmq_nodes import DATA, KILLED, checksums, facts, listed, rows, truth, unpack, wanted
+from support import command
 
 
 @pytest.fixture(scope="module")
@@ -138,11 +137,11 @@ def test_lost_index_of_other_protocols_is_repaired(unpacked, tmp_path, queue):
 
 def test_node_with_khepri_says_that_its_tables_are_not_read(unpacked):
     node = unpacked(DATA / "rabbitmq-4.0/khepri.tar.gz")
-    output = CliRunner().invoke(main, ["rabbitmq", "check", str(node)]).output
+    output = command("rabbitmq", "check", node, code=None).output
     assert "node rabbit@localhost, stopped cleanly" in output
     assert "tables in Khepri" in output
     assert "rabbit@localhost-feature_flags" in output
-    assert "tables in Khepri" in CliRunner().invoke(main, ["rabbitmq", "definitions", str(node)]).output
+    assert "tables in Khepri" in command("rabbitmq", "definitions", node, code=None).output
 
 
 def test_quorum_queue_and_stream_are_named(whole):
@@ -290,5 +289,5 @@ def test_index_of_both_versions_is_read_in_the_order_of_the_queue(killed):
 
 def test_lost_queue_is_named_with_the_messages_that_were_routed_to_it(killed):
     shutil.rmtree(next(killed.rglob(names.queue_directory(b"/", b"mail.v1"))))
-    output = CliRunner().invoke(main, ["rabbitmq", "check", str(killed)]).output
+    output = command("rabbitmq", "check", killed, code=None).output
     assert "mail.v1 in vhost / (97 orphans routed to it)" in output

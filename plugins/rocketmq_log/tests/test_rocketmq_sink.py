@@ -23,6 +23,7 @@ from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.frame import make_frame
 from msgstore_rocketmq_log.log import HALF_TOPIC, OP_TOPIC, OWN_TOPICS
 from msgstore_rocketmq_log.reflow import WHOLE, ReflowOptions, reflowed, to_v1, to_v2
+from support import json_lines
 
 REAL = b"REAL_TOPIC\1T\2REAL_QID\x011\2"
 HALF = REAL + b"UNIQ_KEY\1h\2"
@@ -44,9 +45,10 @@ def record(body: bytes = b"x", topic: str = "T", properties: bytes = b"", **fiel
 
 def written(path: Path, *rows: dict[str, Any], v2: bool = False) -> tuple[list[tuple[Any, ...]], list[str]]:
     """Write rows, and return (topic, queue id, state, body, user properties) of what is read back, and why rows are refused."""
-    (path / "m.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     sink = Backend("rocketmq", {"file_size": 2000, "v2": v2, "queue_entries": 10})
-    job = plan_convert(load_catalogue(), path / "m.jsonl", str(path / "out"), select(everything=True), sink=sink)
+    job = plan_convert(
+        load_catalogue(), json_lines(path / "m.jsonl", rows), str(path / "out"), select(everything=True), sink=sink
+    )
     report, found = convert(job, ProgressMeter(0)), []
     if report.total("written"):
         with open_source(source_spec(load_catalogue(), path / "out")) as source:

@@ -32,7 +32,7 @@ from msgstore_rocketmq_log.files import FILLER, file_name
 from msgstore_rocketmq_log.frame import Frame, make_frame
 from msgstore_rocketmq_log.incarnations import Incarnation, TopicTable, table_of
 from msgstore_rocketmq_log.log import CommitLog, log_files
-from support import DATA, slow
+from support import DATA, flip, json_lines, slow
 
 STORE_MS = 1_700_000_000_000
 
@@ -91,6 +91,20 @@ class Writer:
             (self.store / "commitlog" / file_name(begin + at)).write_bytes(content)
         return self.store
 
+    def configure(self, name: str, text: str) -> None:
+        """Write a file of ``config``, where the broker has its own tables."""
+        (self.store / "config").mkdir(exist_ok=True)
+        (self.store / "config" / name).write_text(text)
+
+    def read(self, **options):
+        """Save the log, and read all of it."""
+        return read(self.save(), **options)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Writer:
+    return Writer(tmp_path)
+
 
 def read(path: Path, *, raw: bool = False, **options):
     """Return (queue, partition, position, state, sequence, body) of every message, and all damage."""
@@ -127,13 +141,11 @@ def test_file_of_the_real_code(name, tmp_path):
     assert [(one.offset, one.size, one.reason) for one in damage] == [(113, 113, "the checksum of the body is wrong")]
 
 
-def test_queues_over_several_files(tmp_path):
-    log = Writer(tmp_path)
+def test_queues_over_several_files(log):
     for number in range(60):
         log.add("T", b"message %d" % number, number % 3, properties={"TAGS": "a", "k": "v"})
-    log.save()
-    assert len(list((tmp_path / "commitlog").iterdir())) > 3
-    found, damage = read(tmp_path)
+    found, damage = log.read()
+    assert len(list((log.store / "commitlog").iterdir())) > 3
     assert not damage
     assert [row[5] for row in found] == [b"message %d" % number for queue in range(3) for number in range(queue, 60, 3)]
     assert [row[2] for row in found] == [row[4] for row in found] == [*range(20)] * 3
@@ -171,8 +183,7 @@ def test_file_that_cannot_be_read_costs_its_messages_only(tmp_path, monkeypatch)
         read(tmp_path)
 
 
-def test_one_file_of_a_log_is_read(tmp_path):
-    log = Writer(tmp_path)
+def test_one_file_of_a_log_is_read(log, tmp_path):
     for number in range(60):
         log.add("T", b"message %d" % number)
     log.save()
@@ -188,10 +199,7 @@ def test_damage_within_a_file_loses_only_what_it_covers(tmp_path):
     log = Writer(store, size=1000)
     offsets = [log.add("T", b"message %d" % number * 3) for number in range(30)]
     log.save()
-    first = store / "commitlog" / file_name(0)
-    data = bytearray(first.read_bytes())
-    data[offsets[2] + 90] ^= 1
-    first.write_bytes(data)
+    flip(store / "commitlog" / file_name(0), offsets[2] + 90, 1)
     queue = store / "consumequeue/T/0"
     queue.mkdir(parents=True)
     entries = [v1.ENTRY.pack(offset, 91 + 1 + len(b"message %d" % number * 3), 0) for number, offset in enumerate(offsets)]
@@ -234,10 +242,7 @@ def test_damaged_record_in_a_whole_frame_is_a_lost_message(damaged, lost, tmp_pa
     offsets += [log.add(topic, b"x") for topic in ("U", v1.SCHEDULE_TOPIC, "T")]
     log.save()
     for number in damaged:
-        file = store / "commitlog" / file_name(offsets[number] // 700 * 700)
-        data = bytearray(file.read_bytes())
-        data[offsets[number] % 700 + 88] ^= 1
-        file.write_bytes(data)
+        flip(store / "commitlog" / file_name(offsets[number] // 700 * 700), offsets[number] % 700 + 88, 1)
     found = read(store)[1]
     assert [(*((one.name.queue, one.name.partition) if one.name else (None, None)), one.messages) for one in found] == lost
     report = copy(store, tmp_path / "out")
@@ -245,14 +250,14 @@ def test_damaged_record_in_a_whole_frame_is_a_lost_message(damaged, lost, tmp_pa
     assert (sums[0], sums[3]) == (sum(sums[1:]), lost[0][2])
 
 
-@pytest.mark.parametrize("log", [None, [], ["foreign"]])
-def test_entries_without_a_commit_log_are_damage(log, tmp_path):
+@pytest.mark.parametrize("files", [None, [], ["foreign"]])
+def test_entries_without_a_commit_log_are_damage(files, tmp_path):
     queue = tmp_path / "consumequeue/T/0"
     queue.mkdir(parents=True)
     (queue / file_name(0)).write_bytes(v1.ENTRY.pack(0, 100, 0) + v1.ENTRY.pack(5000, 100, 0))
-    if log is not None:
+    if files is not None:
         (tmp_path / "commitlog").mkdir()
-        for name in log:
+        for name in files:
             (tmp_path / "commitlog" / name).write_bytes(b"")
     found, damage = read(tmp_path)
     assert (found, [(one.offset, one.messages) for one in damage]) == ([], [(0, 1), (20, 1)])
@@ -263,27 +268,22 @@ def test_old_record_behind_the_end_does_not_come_back(tmp_path):
     log = Writer(tmp_path, size=1000)
     log.add("T", b"kept")
     end = log.position
-    moved = v1.encode(body=b"old", topic=b"T", properties=b"", queue_offset=1, physical_offset=end + 500)
-    log.data += moved
-    log.save()
-    found, damage = read(tmp_path)
+    log.data += v1.encode(body=b"old", topic=b"T", properties=b"", queue_offset=1, physical_offset=end + 500)
+    found, damage = log.read()
     assert [row[5] for row in found] == [b"kept"]
     assert [(one.offset, one.reason) for one in damage] == [
         (end, f"the record says that it stands at {end + 500}: it is an old one, or damaged")
     ]
 
 
-def test_delayed_messages_have_their_real_names(tmp_path):
-    log = Writer(tmp_path)
+def test_delayed_messages_have_their_real_names(log):
     real = {"REAL_TOPIC": "T", "REAL_QID": "1"}
     for level in (3, 1, 2):
         log.add(v1.SCHEDULE_TOPIC, b"level %d" % level, level - 1, properties={"DELAY": str(level)} | real)
     log.add(v1.SCHEDULE_TOPIC, b"delivered", 4, properties={"DELAY": "5"} | real)
     log.add("T", b"delivered", 1, properties={"DELAY": "5"} | real)
-    log.save()
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/delayOffset.json").write_text('{"offsetTable":{5:1,1:0}}')
-    found, _ = read(tmp_path)
+    log.configure("delayOffset.json", '{"offsetTable":{5:1,1:0}}')
+    found, _ = log.read()
     assert found == [
         ("T", 1, 0, "ready", 0, b"delivered"),
         ("T", 1, 1, "delayed", None, b"level 1"),
@@ -298,8 +298,7 @@ def half(log: Writer, unique: str, body: bytes, **more: str) -> int:
     return log.add("RMQ_SYS_TRANS_HALF_TOPIC", body, properties=properties)
 
 
-def test_transactions(tmp_path):
-    log = Writer(tmp_path)
+def test_transactions(log):
     committed, rolled_back, open_, put_back, crashed = (half(log, name, name.encode()) for name in "croux")
     log.add("T", b"c", properties={"UNIQ_KEY": "c"}, sys_flag=v1.COMMITTED, prepared_transaction_offset=committed)
     log.add("RMQ_SYS_TRANS_OP_HALF_TOPIC", b"0,1", properties={"TAGS": "d"})
@@ -307,27 +306,23 @@ def test_transactions(tmp_path):
     log.add("RMQ_SYS_TRANS_OP_HALF_TOPIC", b"3", properties={"TAGS": "d"})
     for _ in range(2):  # a commit record, a crash before the op message, and a second commit
         log.add("T", b"x", properties={"UNIQ_KEY": "x"}, sys_flag=v1.COMMITTED, prepared_transaction_offset=crashed)
-    log.save()
-    found, _ = read(tmp_path)
+    found, _ = log.read()
     assert [(row[3], row[5]) for row in found] == [
         ("committed", b"c"), ("committed", b"x"), ("orphan", b"x"), ("rolled_back", b"r"), ("half", b"o"), ("half", b"u"),
     ]  # fmt: skip
     assert rolled_back < open_ < put_back
 
 
-def test_transactions_before_4_3(tmp_path):
-    log = Writer(tmp_path)
+def test_transactions_before_4_3(log):
     one, two = (log.add("T", body, sys_flag=v1.PREPARED, queue_offset=0) for body in (b"kept", b"gone"))
     log.add("T", b"kept", sys_flag=v1.COMMITTED, prepared_transaction_offset=one, queue_offset=0)
     log.add("T", b"", sys_flag=v1.ROLLED_BACK, prepared_transaction_offset=two, queue_offset=0)
-    log.save()
-    found, _ = read(tmp_path)
+    found, _ = log.read()
     assert [(row[3], row[5]) for row in found] == [("committed", b"kept"), ("rolled_back", b"gone")]
 
 
-def test_delayed_transactions(tmp_path):
+def test_delayed_transactions(log):
     """Their commit records wait in the topic of delayed messages. The delivered message names no half record."""
-    log = Writer(tmp_path)
     halves = {name: half(log, name, name.encode(), DELAY="3") for name in "oabw"}
     for name in ("a", "b", "w", "w"):  # the last one twice, because of a crash
         properties = {"UNIQ_KEY": name, "DELAY": "3", "REAL_TOPIC": "T", "REAL_QID": "0"}
@@ -336,10 +331,8 @@ def test_delayed_transactions(tmp_path):
     log.add("RMQ_SYS_TRANS_OP_HALF_TOPIC", b"1,2,3", properties={"TAGS": "d"})
     for name in "ab":
         log.add("T", name.encode(), properties={"UNIQ_KEY": name}, sys_flag=v1.COMMITTED)
-    log.save()
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/delayOffset.json").write_text('{"offsetTable":{3:2}}')
-    found, _ = read(tmp_path)
+    log.configure("delayOffset.json", '{"offsetTable":{3:2}}')
+    found, _ = log.read()
     assert [(row[3], row[5]) for row in found if row[3] not in ("consumed", "orphan")] == [
         ("committed", b"a"), ("committed", b"b"), ("delayed", b"w"), ("half", b"o"),
     ]  # fmt: skip
@@ -348,20 +341,17 @@ def test_delayed_transactions(tmp_path):
     ]  # fmt: skip
 
 
-def test_transaction_at_the_begin_of_the_log_is_committed_once(tmp_path):
+def test_transaction_at_the_begin_of_the_log_is_committed_once(log):
     """Its commit records name the offset 0, as copies of any committed message do."""
-    log = Writer(tmp_path)
     assert half(log, "x", b"x") == 0
     for key in "xxy":
         log.add("T", key.encode(), properties={"UNIQ_KEY": key}, sys_flag=v1.COMMITTED)
-    log.save()
-    found, _ = read(tmp_path)
+    found, _ = log.read()
     assert [(row[3], row[5]) for row in found] == [("committed", b"x"), ("orphan", b"x"), ("committed", b"y")]
 
 
-def test_retries_of_committed_messages_are_delivered(tmp_path):
+def test_retries_of_committed_messages_are_delivered(log):
     """The broker copies flag and key, and names no half record."""
-    log = Writer(tmp_path)
     log.add("T", b"first")
     committed = half(log, "c", b"c")
     copy = {"properties": {"UNIQ_KEY": "c"}, "sys_flag": v1.COMMITTED}
@@ -371,31 +361,24 @@ def test_retries_of_committed_messages_are_delivered(tmp_path):
         log.add(f"%RETRY%{group}", b"c", **copy)
         waits = {"UNIQ_KEY": "c", "DELAY": "3", "REAL_TOPIC": f"%RETRY%{group}", "REAL_QID": "0"}
         log.add(v1.SCHEDULE_TOPIC, b"c", 2, **copy | {"properties": waits})
-    log.save()
-    found, _ = read(tmp_path)
+    found, _ = log.read()
     assert [(row[0], row[3]) for row in found] == [
         ("%RETRY%g", "committed"), ("%RETRY%g", "delayed"), ("%RETRY%h", "committed"), ("%RETRY%h", "delayed"),
         ("T", "ready"), ("T", "committed"),
     ]  # fmt: skip
 
 
-def test_what_a_group_has_consumed(tmp_path):
-    log = Writer(tmp_path)
+def test_what_a_group_has_consumed(log, tmp_path):
     for number in range(5):
         log.add("T", b"%d" % number)
-    log.save()
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:3},"T@h":{"0":5},"U@g":{7:"x"}}}')
-    found, damage = read(tmp_path, group="g")
+    log.configure("consumerOffset.json", '{"offsetTable":{"T@g":{0:3},"T@h":{"0":5},"U@g":{7:"x"}}}')
+    found, damage = log.read(group="g")
     assert [row[3] for row in found] == ["consumed"] * 3 + ["ready"] * 2
     assert not damage
     with open_source(source_spec(load_catalogue(), tmp_path)) as source:
         [info] = source.queues()
     assert info.details == {"lag": {"g": 2, "h": 0}}
-    file = tmp_path / "commitlog" / file_name(0)
-    data = bytearray(file.read_bytes())
-    data[0] = 1  # what is behind it in the last file is not there for a broker
-    file.write_bytes(data)
+    flip(tmp_path / "commitlog" / file_name(0), 0, 1)  # what is behind it in the last file is not there for a broker
     with open_source(source_spec(load_catalogue(), tmp_path)) as source:
         [info] = source.queues()
     assert info.details == {"lag": {"g": 0, "h": 0}}
@@ -410,34 +393,28 @@ def test_what_a_group_has_consumed(tmp_path):
         (None, "is not there. Leave --group out."),
     ],
 )
-def test_group_unknown_is_an_error(table, told, tmp_path):
-    log = Writer(tmp_path)
+def test_group_unknown_is_an_error(table, told, log):
     log.add("T", b"a")
-    log.save()
     if table is not None:
-        (tmp_path / "config").mkdir()
-        (tmp_path / "config/consumerOffset.json").write_text(table)
+        log.configure("consumerOffset.json", table)
     with pytest.raises(ConfigError, match=f": config/consumerOffset.json {told}$"):
-        read(tmp_path, group="biling")
+        log.read(group="biling")
 
 
-def test_messages_of_deleted_topics_are_orphans_and_config_may_be_damaged(tmp_path):
-    log = Writer(tmp_path)
+def test_messages_of_deleted_topics_are_orphans_and_config_may_be_damaged(log):
     log.add("T", b"a")
     log.add("U", b"b")
-    log.save()
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/topics.json").write_text("{")
-    (tmp_path / "config/topics.json.bak").write_text('{"topicConfigTable": {"T": {}}}')
-    (tmp_path / "config/delayOffset.json").write_text("[]")
-    found, damage = read(tmp_path)
+    log.configure("topics.json", "{")
+    log.configure("topics.json.bak", '{"topicConfigTable": {"T": {}}}')
+    log.configure("delayOffset.json", "[]")
+    found, damage = log.read()
     assert [(row[0], row[3]) for row in found] == [("T", "ready"), ("U", "orphan")]
     assert [one.file for one in damage] == ["config/delayOffset.json"]
 
 
-def test_two_incarnations_of_a_topic(tmp_path):
+def test_two_incarnations_of_a_topic(log):
     """Create, send, delete, create again, send, crash: only the second topic's message is delivered."""
-    log, table = Writer(tmp_path), TopicTable()
+    table = TopicTable()
     first = table.create("T", log.position)
     log.add("T", b"old", incarnation=first)
     log.add("T", b"older, in v1")
@@ -446,34 +423,29 @@ def test_two_incarnations_of_a_topic(tmp_path):
     second = table.create("T", log.position)
     log.add("T", b"new", incarnation=second)
     log.add("T", b"newer, in v1")
-    log.save()
-    table.save(tmp_path)
-    found, damage = read(tmp_path)
+    table.save(log.save())
+    found, damage = read(log.store)
     assert [row[5] for row in found if row[3] == "ready"] == [b"new", b"newer, in v1"]
     assert [row[5] for row in found if row[3] == "orphan"] == [b"old", b"older, in v1"]
     assert not damage
     assert (first, second) == (1, 2)
 
 
-def test_mixed_log(tmp_path):
-    log = Writer(tmp_path)
+def test_mixed_log(log):
     for number in range(20):
         log.add("T", b"%d" % number, incarnation=0 if number % 2 else None)
-    log.save()
-    found, damage = read(tmp_path)
+    found, damage = log.read()
     assert [row[5] for row in found] == [b"%d" % number for number in range(20)]
     assert not damage
 
 
-def test_compressed_bodies(tmp_path):
-    log = Writer(tmp_path)
+def test_compressed_bodies(log):
     log.add("T", zlib.compress(b"small" * 10), sys_flag=v1.COMPRESSED)
     log.add("T", zlib.compress(b"small" * 10), sys_flag=v1.COMPRESSED | v1.ZLIB << 8)
     log.add("T", zlib.compress(bytes(10**6)), sys_flag=v1.COMPRESSED)
     log.add("T", zlib.compress(b"x" * 100)[:-5], sys_flag=v1.COMPRESSED)
     log.add("T", b"x", sys_flag=v1.COMPRESSED | 7 << 8)
-    log.save()
-    found, damage = read(tmp_path, max_body=1000)
+    found, damage = log.read(max_body=1000)
     assert [row[5] for row in found] == [b"small" * 10] * 2
     assert [one.reason.partition(" with")[0] for one in damage] == [
         "the body has more than 1000 bytes", "the compressed body ends early", "there is no codec 7",
@@ -481,8 +453,7 @@ def test_compressed_bodies(tmp_path):
     assert [one.messages for one in damage] == [1, 1, 1]
 
 
-def test_inner_batch_is_split(tmp_path):
-    log = Writer(tmp_path)
+def test_inner_batch_is_split(log):
     log.add("T", b"before")
     inner = b"".join(
         struct.pack(">iIiii", 22 + len(body) + 4, 0, 0, 0, len(body)) + body + struct.pack(">h", 4) + b"k\x01v\x02"
@@ -491,23 +462,23 @@ def test_inner_batch_is_split(tmp_path):
     log.add("T", inner, sys_flag=v1.INNER_BATCH, properties={"INNER_NUM": "3"})
     log.numbers["T", 0] = 4
     log.add("T", b"after")
-    log.save()
-    found, damage = read(tmp_path)
+    found, damage = log.read()
     assert [(row[2], row[4], row[5]) for row in found] == [
         (0, 0, b"before"), (1, 1, b"one"), (2, 2, b"two"), (3, 3, b"three"), (4, 4, b"after"),
     ]  # fmt: skip
     assert not damage
 
 
+INNER = struct.pack(">iIiii", 25, 0, 0, 0, 3) + b"one" + struct.pack(">h", 0)
+"""One message of a batch."""
+
+
 @pytest.mark.parametrize("claim", [None, "1", "2", "65535"])
-def test_messages_of_a_batch_are_counted(claim, tmp_path):
+def test_messages_of_a_batch_are_counted(claim, log):
     """Whatever the record says: three are there."""
-    log = Writer(tmp_path)
-    one = struct.pack(">iIiii", 25, 0, 0, 0, 3) + b"one" + struct.pack(">h", 0)
-    log.add("T", one * 3, sys_flag=v1.INNER_BATCH, properties={"INNER_NUM": claim} if claim else {})
+    log.add("T", INNER * 3, sys_flag=v1.INNER_BATCH, properties={"INNER_NUM": claim} if claim else {})
     log.add("T", b"", sys_flag=v1.INNER_BATCH, properties={"INNER_NUM": "65535"})
-    log.save()
-    found, damage = read(tmp_path)
+    found, damage = log.read()
     assert [row[5] for row in found] == [b"one"] * 3
     assert len(damage) == 1
 
@@ -633,22 +604,19 @@ def test_two_incarnations_do_not_become_one_topic(tmp_path):
         frame = make_frame({"topic": "T", "topic_incarnation": number}, b"x%d" % number)
         raw = base64.b64encode(frame.encode()).decode()
         rows.append({"system": "rocketmq", "queue": "T", "body": base64.b64encode(frame.body).decode(), "raw": raw})
-    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = copy(tmp_path / "m.jsonl", tmp_path / "out", v2=True)
+    report = copy(json_lines(tmp_path / "m.jsonl", rows), tmp_path / "out", v2=True)
     assert (report.total("written"), report.total("refused")) == (1, 1)
     assert "another incarnation" in next(iter(report.reasons))
 
 
 def test_refused_names_and_values(tmp_path):
-    source = tmp_path / "messages.jsonl"
     row = {"system": "other", "body": "eA==", "queue": "a.b"}
     rows = [
         row,
         row | {"queue": "ok", "headers": {"h": 1, "i": True}},
         row | {"queue": "ok", "headers": {"h": {"$bytes": "eA=="}}},
     ]
-    source.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    report = copy(source, tmp_path / "out")
+    report = copy(json_lines(tmp_path / "m.jsonl", rows), tmp_path / "out")
     assert (report.total("written"), report.total("refused")) == (1, 2)
     [batch] = read_batches(tmp_path / "out")
     assert (batch.name, batch.headers) == (QueueName("rocketmq", queue="ok", partition=0), [{"h": "1", "i": "true"}])
@@ -659,8 +627,7 @@ def test_refused_names_and_values(tmp_path):
 def test_sink_message_that_has_ended_is_refused(state, told, raw, tmp_path):
     record = base64.b64encode(v1.encode(body=b"x", topic=b"T", properties=b"")).decode()
     rows = [{"system": "rocketmq", "queue": "T", "body": "eA==", "state": one, "raw": record} for one in ("ready", state)]
-    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row if raw else row | {"raw": None}) + "\n" for row in rows))
-    report = copy(tmp_path / "m.jsonl", tmp_path / "out")
+    report = copy(json_lines(tmp_path / "m.jsonl", (row if raw else row | {"raw": None} for row in rows)), tmp_path / "out")
     assert (report.total("written"), report.total("refused")) == (1, 1)
     assert told in next(iter(report.reasons))
 
@@ -678,14 +645,10 @@ def test_heads_that_claim_the_rest_of_the_file_cost_bounded_time(tmp_path, monke
         false = v1.encode(body=bytes(2**20 - len(log.data) - 400), topic=b"", properties=b"", physical_offset=log.position)
         log.data += false[:88]
         log.position += 88
-    log.save()
     checksum = zlib.crc32
     monkeypatch.setattr(v1, "body_crc", lambda body: examined.append(len(body)) or checksum(body) & 0x7FFFFFFF)
-    assert read(tmp_path)[1]
+    assert log.read()[1]
     assert sum(examined) < 40 * 2**20
-
-
-INNER = struct.pack(">iIiii", 25, 0, 0, 0, 3) + b"one" + struct.pack(">h", 0)
 
 
 def odd(offset: int, *, body: bytes = b"", topic: bytes = b"T", properties: bytes = b"", **fields) -> bytes:
@@ -739,17 +702,14 @@ def test_odd_record_leaves_the_others_readable(make, bodies, reasons, accepts, t
 
 @pytest.mark.parametrize("last", ['"x"', "Infinity", "1.5", "null"])
 @pytest.mark.parametrize("field", ["number", "created", "deleted", "last"])
-def test_incarnations_with_wrong_types_are_damage(field, last, tmp_path):
+def test_incarnations_with_wrong_types_are_damage(field, last, log):
     if (field, last) == ("deleted", "null"):
         return
-    log = Writer(tmp_path)
     log.add("T", b"a")
-    log.save()
-    (tmp_path / "config").mkdir()
     values = {"number": "1", "created": "0", "deleted": "5", "last": "1"} | {field: last}
     one = ",".join(f'"{name}":{values[name]}' for name in ("number", "created", "deleted"))
-    (tmp_path / "config/topicIncarnations.json").write_text(f'{{"last":{values["last"]},"topics":{{"T":[{{{one}}}]}}}}')
-    found, damage = read(tmp_path)
+    log.configure("topicIncarnations.json", f'{{"last":{values["last"]},"topics":{{"T":[{{{one}}}]}}}}')
+    found, damage = log.read()
     assert ([row[3] for row in found], [one.file for one in damage]) == (["ready"], ["config/topicIncarnations.json"])
 
 
@@ -757,18 +717,16 @@ def test_batch_of_large_bodies_ends_after_some_mib(tmp_path):
     log = Writer(tmp_path, size=2**20)
     for _ in range(6):
         log.add("T", zlib.compress(bytes(3 * 2**20)), sys_flag=v1.COMPRESSED)
-    log.save()
-    assert [len(batch) for batch in read_batches(tmp_path)] == [2, 2, 2]
+    assert [len(batch) for batch in read_batches(log.save())] == [2, 2, 2]
 
 
 def test_overlapping_batches_are_split_once_each(tmp_path, monkeypatch):
     log, calls = Writer(tmp_path, size=2**20), []
     for _ in range(3):
         log.add("T", INNER * 500, sys_flag=v1.INNER_BATCH, queue_offset=7)
-    log.save()
     split = rows.split
     monkeypatch.setattr(rows, "split", lambda body: calls.append(1) or split(body))
-    found, damage = read(tmp_path)
+    found, damage = log.read()
     assert ([row[3] for row in found], damage) == (["ready"] * 500 + ["orphan"] * 1000, [])
     assert len(calls) == 3
 
@@ -787,8 +745,8 @@ def test_entries_of_one_record_read_it_once(tmp_path, monkeypatch):
     assert len(calls) < 5
 
 
-def test_files_that_alternate_are_loaded_once(tmp_path):
-    log, loaded = Writer(tmp_path), []
+def test_files_that_alternate_are_loaded_once(log):
+    loaded = []
     for number in range(40):
         log.add("T", b"%d" % number, queue_offset=number * 7 % 40)
     files = sorted((log.save() / "commitlog").iterdir())

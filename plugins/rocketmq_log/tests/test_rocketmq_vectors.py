@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,11 @@ from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.files import FILLER, encode_checkpoint, index_parts
 from msgstore_rocketmq_log.frame import read_frame
 from msgstore_rocketmq_log.reflow import LAYOUTS, NotDeliverableError, to_v1, to_v2
+from support import DATA
 
-DATA = Path(__file__).parents[3] / "tests/data/vectors"
-VECTORS = {vector["name"]: vector for vector in json.loads((DATA / "rocketmq.json").read_text())["vectors"]}
+VECTORS = {vector["name"]: vector for vector in json.loads((DATA / "vectors/rocketmq.json").read_text())["vectors"]}
 RECORDS = {name: vector for name, vector in VECTORS.items() if vector["kind"] == "record" and vector["hex"] is not None}
-V2 = {vector["name"]: vector for vector in json.loads((DATA / "rocketmq_v2.json").read_text())["vectors"]}
+V2 = {vector["name"]: vector for vector in json.loads((DATA / "vectors/rocketmq_v2.json").read_text())["vectors"]}
 
 
 @pytest.mark.parametrize("name", RECORDS)
