@@ -26,45 +26,6 @@ TINY = JournalOptions(
 NOW = 1_700_000_000_000
 
 
-class Crash(BaseException):
-    """End of the process."""
-
-
-class CrashingDisk(Disk):
-    """Ends the process before, or inside, the change of this number. Everything later fails, too."""
-
-    CHANGES = ("open_append", "append", "truncate", "rename", "unlink")
-
-    def __init__(self, stop: int | None = None, *, torn: bool = False) -> None:
-        self.changes = 0
-        self._stop, self._torn = stop, torn
-
-    def _step(self) -> bool:
-        """Return True if the change is to be cut."""
-        self.changes += 1
-        if self._stop is not None and self.changes > self._stop:
-            if self.changes == self._stop + 1 and self._torn:
-                return True
-            raise Crash
-        return False
-
-    def append(self, fd: int, data: bytes) -> None:
-        if self._step():
-            super().append(fd, data[: len(data) // 2])
-            raise Crash
-        super().append(fd, data)
-
-
-for _name in set(CrashingDisk.CHANGES) - {"append"}:
-
-    def _call(self, *arguments, _name=_name):
-        if self._step():
-            raise Crash
-        return getattr(Disk, _name)(self, *arguments)
-
-    setattr(CrashingDisk, _name, _call)
-
-
 class MemoryDisk(Disk):
     """A directory in memory, with what of it is durable. ``at_change`` is called before each change, and inside each write."""
 
@@ -196,16 +157,10 @@ class Model:
 def history(seed: int, length: int = 60) -> list[tuple[str, int]]:
     """Return (operation, number that selects its argument)."""
     rng = random.Random(seed)
-    weights: dict[str, float] = {
-        "add": 10,
-        "remove": 4,
-        "remove_tentative": 5,
-        "confirm_remove": 3,
-        "unremove": 2,
-        "continue_": 2,
-        "peek": 1,
-    }
-    weights |= {"flush": 0.3, "restart": 0.7}
+    weights = {
+        "add": 10, "remove": 4, "remove_tentative": 5, "confirm_remove": 3, "unremove": 2, "continue_": 2, "peek": 1,
+        "flush": 0.3, "restart": 0.7,
+    }  # fmt: skip
     names = rng.choices(list(weights), list(weights.values()), k=length)
     return [(name, rng.randrange(10**6)) for name in names]
 
@@ -294,25 +249,15 @@ def test_histories(block, options, tmp_path):
     assert packed > 20
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.crash) for seed in range(2, 60))])
-def test_crash_at_each_file_operation(seed, tmp_path):
-    whole = CrashingDisk()
-    (tmp_path / "whole").mkdir()
-    live(tmp_path / "whole", seed, whole, Model(), [])
-    for stop in range(whole.changes):
-        for torn in (False, True):
-            directory = tmp_path / f"{stop}-{torn}"
-            directory.mkdir()
-            model, before = Model(), [Model()]
-            with pytest.raises(Crash):
-                live(directory, seed, CrashingDisk(stop, torn=torn), model, before)
-            assert drained(directory) in allowed([*before, model]), (stop, torn)
-
-
-def sweep_power_losses(seed: int, options: JournalOptions) -> int:
-    """Run a history, and lose power before each change, also before those of a start after a kill there."""
+def sweep_crashes(seed: int, options: JournalOptions) -> int:
+    """Run a history. Before each change, and inside each write, kill the process, or lose power, also in the start after a kill
+    there."""
     model, before, chance = Model(), [Model()], random.Random(seed)
     checked: set[tuple[object, ...]] = set()
+
+    def started(tree: dict[str, bytes]) -> list[bytes]:
+        found = open_journal(Path("started"), MemoryDisk(tree, lambda: None), options).replay()
+        return [found.data(place) for place in found.state.in_delivery_order()]
 
     def check(disk: MemoryDisk) -> None:
         states = [*before, model]
@@ -321,10 +266,11 @@ def sweep_power_losses(seed: int, options: JournalOptions) -> int:
             key = (*sorted(tree.items()), *map(tuple, expected))
             if hash(key) not in checked:
                 checked.add(hash(key))
-                found = open_journal(Path("power"), MemoryDisk(tree, lambda: None), options).replay()
-                assert [found.data(place) for place in found.state.in_delivery_order()] in expected, (seed, tree)
+                assert started(tree) in expected, (seed, tree)
 
     def kill_and_start() -> None:
+        tree = {name: inode.content for name, inode in disk.entries.items()}
+        assert started(tree) in allowed([before[-1], model]), (seed, tree)
         check(disk)
         killed = MemoryDisk({}, lambda: check(killed))
         killed.entries, killed.durable_entries, killed.edits = copy.deepcopy((disk.entries, disk.durable_entries, disk.edits))
@@ -341,10 +287,10 @@ def sweep_power_losses(seed: int, options: JournalOptions) -> int:
     [(0, [0]), (None, [1])]
     + [pytest.param(sync, range(at, at + 37), marks=pytest.mark.crash) for sync in (0, None) for at in range(0, 296, 37)],
 )
-def test_power_loss_at_each_file_operation(block, sync):
+def test_kill_or_power_loss_at_each_file_operation(block, sync):
     for seed in block:
         options = attrs.evolve(TINY, sync_journal=sync, rewrite_in_memory=seed % 2 == 1)
-        assert sweep_power_losses(seed, options) > 100
+        assert sweep_crashes(seed, options) > 100
 
 
 def test_packing_keeps_items_that_were_reserved_since_the_checkpoint(tmp_path):
