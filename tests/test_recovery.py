@@ -104,16 +104,6 @@ def test_records_behind_the_last_commit_keep_older_counts(tmp_path, files):
         assert sum(segment.live_count for segment in again.segments()) == 2, "what was found is not counted as live"
 
 
-@pytest.mark.parametrize(
-    ("pair", "told"),
-    [((b"short", 1), "not a 16-byte id and an integer"), ((ONE, 1.5), "an integer"), ((ONE, 2**48), "at most")],
-)
-def test_invalid_given_counts_are_refused(pair, told, tmp_path):
-    with pytest.raises(ValueError, match=told):
-        msgstore.open_store(tmp_path, refcounts=[pair])
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_segment_with_torn_end_takes_no_records(cell, killed):
     """Recovery leaves the torn bytes where they are; a record after them would be lost to every scan."""
     newest = segment_files(killed)[-1]

@@ -343,14 +343,23 @@ def test_read_of_damaged_record_names_place(cell, tmp_path, monkeypatch):
         store.abandon()
 
 
-WRONG_COUNTS = [([(b"short", 1)], "refcounts"), ([(A, "1")], "refcounts"), ([(A, 2**47)] * 2, "at most 281474976710655")]
-
-
-@pytest.mark.parametrize(("wrong", "said"), WRONG_COUNTS, ids=["id", "count", "sum"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([(b"short", 1)], "not a 16-byte id and an integer"),
+        ([(A, "1")], "refcounts"),
+        ([(A, 1.5)], "an integer"),
+        ([(A, 2**48)], "at most"),
+        ([(A, 2**47)] * 2, "at most 281474976710655"),
+    ],
+)
 def test_wrong_refcounts_raise_valueerror(tmp_path, cell, wrong, said):
     path = RealDirectory.load(f"{cell.format}_clean").copy(tmp_path)
     with unchanged(path), pytest.raises(ValueError, match=said):
         open_with(path, refcounts=wrong, adopt=True, **cell.keys)
+    with pytest.raises(ValueError, match=said):
+        open_with(tmp_path / "new", refcounts=wrong, **cell.keys)
+    assert not (tmp_path / "new").exists()
 
 
 def test_reads_beside_writers_and_compaction_find_bodies(opened):

@@ -19,7 +19,7 @@ from msgstore.files import Files
 from msgstore.jobs.messages import store_source
 from msgstore.jobs.workers import OpenCodec
 from msgstore.scan.segment import Described
-from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, failing, filled, json_of, slow
+from support import ACME_CELLS, DATA, DIRECTORIES, RealDirectory, command, failing, filled, json_lines, json_of, slow
 
 ID = b"\x0f" * 16
 PAIRS = [(bytes([number]) * 16, b"%d" % number) for number in range(20)]
@@ -200,17 +200,20 @@ def test_other_members_are_damage_unless_they_are_ignored(tmp_path):
 def test_equal_messages_are_stored_once(tmp_path):
     """In one batch, too. Another body under an id is refused."""
     rows = [*PAIRS, *PAIRS[:5], (PAIRS[0][0], b"other")]
-    lines = [json.dumps({"id": msg_id.hex(), "text": body.decode()}) + "\n" for msg_id, body in rows]
-    (path := tmp_path / "m.jsonl").write_text("".join(lines))
+    path = json_lines(tmp_path / "m.jsonl", ({"id": msg_id.hex(), "text": body.decode()} for msg_id, body in rows))
     summary = json_of("convert", path, tmp_path / "store", "--sink", "store", code=1)[-1]
     assert (summary["selected"], summary["written"], summary["refused"]) == (26, 25, 1)
     assert content(tmp_path / "store") == {msg_id: (body, 1 + (n < 5)) for n, (msg_id, body) in enumerate(PAIRS)}
     assert sum(path.read_bytes().count(PAIRS[3][0]) for path in (tmp_path / "store").glob("*.sqs")) == 1
 
 
-def test_equal_rows_without_a_place_are_several_messages(tmp_path):
-    lines = ['{"text":"a"}', '{"text":"a","origin":null}', '{"text":"a","origin":{}}', '{"text":"a","origin":{"file":null}}']
-    (path := tmp_path / "m.jsonl").write_text("\n".join(lines))
+@pytest.mark.parametrize("name", ["m.jsonl", "m.parquet"])
+def test_equal_rows_without_a_place_are_several_messages(name, tmp_path):
+    path, origins = tmp_path / name, [{}, {"origin": None}, {"origin": {}}, {"origin": {"file": None}}]
+    if name == "m.jsonl":
+        json_lines(path, ({"text": "a"} | origin for origin in origins))
+    else:
+        pq.write_table(pa.table({"system": ["s"] * 4, "queue": ["q"] * 4, "body": [b"a"] * 4}), path)
     command("convert", path, tmp_path / "store", "--sink", "store")
     assert list(content(tmp_path / "store").values()) == [(b"a", 1)] * 4
 
