@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,19 @@ from typing import Any
 
 import pytest
 
-from msgstore_queues import VHost, open_vhost
+from msgstore_queues import VHost, catalogue, open_vhost
 
+ENTRY_POINTS = functools.cache(catalogue.entry_points)
 SECONDS = 30
 """After which a test that is a coroutine has failed."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def entry_points() -> Iterator[None]:
+    """Read entry points once: each opening of a vhost would do so, which takes longer than the rest of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalogue, "entry_points", ENTRY_POINTS)
+        yield
 
 
 @pytest.fixture
