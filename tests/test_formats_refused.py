@@ -54,7 +54,7 @@ def odd_catalogue():
     fields = (RecordField("kind", "int"),)
     copied = attrs.evolve(odd, name="copied", extension=".copied", capabilities={Capability.FIELDS}, fields=fields)
     odds = IndexDescriptor(name="odds", contract=(1, 0), factory=f"{__name__}:OddIndex")
-    found = [Registration(*each, ACME) for each in (("format", odd), ("format", copied), ("index", odds))]
+    found = [Registration(kind, one, ACME) for kind, one in (("format", odd), ("format", copied), ("index", odds))]
     return attrs.evolve(catalogue(), registrations=(*catalogue().registrations, *found))
 
 

@@ -64,7 +64,7 @@ def assert_index_equals(index: Index, entries: Entries, ids: Iterable[bytes] = (
 
 @attrs.define
 class Dictionary:
-    """What an index has to equal: its methods, on a dictionary."""
+    """Reference model of an index: its methods, on a dictionary."""
 
     entries: Entries = attrs.field(factory=dict)
 
