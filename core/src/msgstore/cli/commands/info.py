@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +242,10 @@ def top(store: options.StoreTarget, interval: float, once: bool, out: output.Out
         contextlib.suppress(KeyboardInterrupt),  # the usual end of the command
         Live(console=out.console, auto_refresh=False, screen=True) if is_screen else contextlib.nullcontext() as live,
     ):
+        show = partial(live.update, refresh=True) if live else out.print
         before = take_snapshot(target)
         if live:
-            live.update(_screen(out, before, compare(target, before, before), sums), refresh=True)
+            show(_screen(out, before, compare(target, before, before), sums))
         while True:
             time.sleep(interval)
             after = take_snapshot(target, before)
@@ -251,11 +253,7 @@ def top(store: options.StoreTarget, interval: float, once: bool, out: output.Out
             sums.update({name: len(change[name]) for name in ("created", "deleted", "shrunk")})
             sums["freed"] += round(change["freed_per_second"] * change["seconds"])
             out.emit(change)
-            screen = _screen(out, after, change, sums)
-            if live:
-                live.update(screen, refresh=True)
-            else:
-                out.print(screen)
+            show(_screen(out, after, change, sums))
             if once:
                 return
             before = after
