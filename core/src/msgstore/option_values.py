@@ -148,8 +148,9 @@ def typed_values(options: type[Any], table: Mapping[str, Any], where: str, base:
 
 def checks_of_keys(
     options: type[Any], table: Mapping[str, Any], where: str, base: Path | None, others: tuple[str, ...] = ()
-) -> Iterator[Callable[[], object]]:
-    """Yield a check of each key alone, also of those in nested tables, so that an error in one does not hide the others.
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield ``where`` with a check of each key alone, also of those in nested tables, so that an error in one does not hide the
+    others.
 
     ``others``: keys that the table may have beside the options.
     """
@@ -159,11 +160,11 @@ def checks_of_keys(
     for key, value in table.items():
         for kind in _alternatives(hints.get(key)) if isinstance(value, Mapping) else ():
             if attrs.has(kind) and kind is not Backend:
-                yield from checks_of_keys(kind, value, f"{where} {key}", base)
+                yield from ((where, check) for _, check in checks_of_keys(kind, value, f"{where} {key}", base))
         if key in fields:
-            yield partial(typed_values, options, {key: value}, where, base)
+            yield where, partial(typed_values, options, {key: value}, where, base)
         else:
-            yield partial(refuse_unknown, {key: value}, [*others, *fields], where)
+            yield where, partial(refuse_unknown, {key: value}, [*others, *fields], where)
 
 
 def _unusable(options: type, place: str, error: Exception) -> ConfigError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from msgstore.files import Files
 from msgstore.option_values import Backend, checks_of_keys, structure
 from msgstore.plugins.catalogue import Catalogue
 
+Check = tuple[str, Callable[[], object]]
+"""A place in the configuration, and what raises its error."""
+
 
 def check_store(table: Mapping[str, Any], where: str, base: Path, catalogue: Catalogue | None) -> list[str]:
     """Return each distinct error, prefixed with ``where``. Keys and backends are checked one by one, so that an error in one
@@ -29,13 +32,13 @@ def check_store(table: Mapping[str, Any], where: str, base: Path, catalogue: Cat
         if "record" in keys and "format" in table:
             keys["format"] = table["format"]  # the error about a record type names it
     tables += [] if "path" in table else [dict(table)]
-    errors = errors_of((where, functools.partial(store_config, keys, where, base)) for keys in tables)
+    errors = errors_of((where, partial(store_config, keys, where, base)) for keys in tables)
     if not errors and catalogue:
         errors = errors_of(_backend_checks(store_config(table, where, base), catalogue))
     return errors
 
 
-def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str, Callable[[], object]]]:
+def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> Iterator[Check]:
     remembered = None
     with contextlib.suppress(MsgStoreError, OSError):  # ``formats`` reports it
         if remembered := known_settings(Files(), store.path, warns=False):
@@ -55,23 +58,21 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
         return catalogue.load_factory(descriptor)  # creating it would open the store
 
     at = f"{store.where} format"
-    checks: list[tuple[str, Callable[[], object]]] = []
     with contextlib.suppress(MsgStoreError):  # ``formats`` reports it
         form = catalogue.format(store.format.name)
         of_records = ("records",) if Capability.TYPED_RECORDS in form.capabilities else ()
-        checks += [(at, one) for one in checks_of_keys(form.options, store.format.options, at, store.format.base, of_records)]
+        yield from checks_of_keys(form.options, store.format.options, at, store.format.base, of_records)
         records = store.format.options.get("records")
         for name, given in records.items() if isinstance(records, Mapping) else ():
-            of_record = f"{at} records {name}"
-            checks.append((store.where, functools.partial(catalogue.record, form.name, name)))
+            yield store.where, partial(catalogue.record, form.name, name)
             with contextlib.suppress(MsgStoreError):  # that check reports it
-                options = catalogue.record(form.name, name).options if isinstance(given, Mapping) else None
-                found = checks_of_keys(options, given, of_record, store.format.base, ("byte",)) if options else ()
-                checks += [(of_record, one) for one in found]
-    checks.append((store.where, formats))
+                if isinstance(given, Mapping):
+                    options = catalogue.record(form.name, name).options
+                    yield from checks_of_keys(options, given, f"{at} records {name}", store.format.base, ("byte",))
+    yield store.where, formats
     if remembered and any(path.suffix in catalogue.formats_by_extension() for path in store.path.iterdir()):
-        checks.append((f"{store.where} body", functools.partial(check_codec, store, remembered)))
-    checks.append((f"{store.where} observers", functools.partial(check_observers, store, catalogue)))
+        yield f"{store.where} body", partial(check_codec, store, remembered)
+    yield f"{store.where} observers", partial(check_observers, store, catalogue)
     selected: list[tuple[str, Backend, Callable[[str], Descriptor]]] = [
         ("index", store.index, catalogue.index),
         ("body", store.body, catalogue.body_codec),
@@ -80,12 +81,11 @@ def _backend_checks(store: StoreConfig, catalogue: Catalogue) -> list[tuple[str,
     for key, backend, find in selected:
         at = f"{store.where} {key}"
         with contextlib.suppress(MsgStoreError):  # ``made`` reports it
-            checks += [(at, one) for one in checks_of_keys(find(backend.name).options, backend.options, at, backend.base)]
-        checks.append((at, functools.partial(made, key, backend, find)))
-    return checks
+            yield from checks_of_keys(find(backend.name).options, backend.options, at, backend.base)
+        yield at, partial(made, key, backend, find)
 
 
-def errors_of(checks: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
+def errors_of(checks: Iterable[Check]) -> list[str]:
     """Run (place, check) pairs. Return each distinct error, prefixed with its place. One that ends with the whole of another
     error is left out: that other one is its cause."""
     errors: dict[str, str] = {}

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from msgstore.cli.config_check import check_store, errors_of
+from msgstore.cli.config_check import Check, check_store, errors_of
 from msgstore.contract import PluginError
 from msgstore.contract.descriptors import Descriptor
 from msgstore.option_values import Backend, checks_of_keys, structure
@@ -15,9 +15,6 @@ from msgstore_queues.catalogue import Catalogue, make
 from msgstore_queues.config import Config, vhost_config
 from msgstore_queues.directories import PERSISTENT, vhost_path
 from msgstore_queues.options import QueueOptions
-
-Check = tuple[str, Callable[[], object]]
-"""A place in the configuration, and what raises its error."""
 
 
 def check_vhost(config: Config, name: str, catalogue: Catalogue) -> list[str]:
@@ -62,8 +59,7 @@ def _checks_of_backends(config: Config, name: str, catalogue: Catalogue) -> Iter
         ]
         for at, backend, find in selected:
             with suppress(PluginError):  # ``_make`` reports it
-                for one in checks_of_keys(find(backend.name, where).options, backend.options, at, backend.base):
-                    yield at, one
+                yield from checks_of_keys(find(backend.name, where).options, backend.options, at, backend.base)
             yield where, partial(_make, find, backend, where, at)
 
 
