@@ -1,4 +1,5 @@
-"""Options of a backend as people read them: types and defaults as they stand in a configuration file. In Markdown."""
+"""Options of a backend as people read them: types and defaults as in a configuration file, in Markdown; and what a command
+prints if options are missing or may be wrong."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from typing import Any, Literal
 
 import attrs
 
-from msgstore.contract import Duration, RecordTypeDescriptor, Size
+from msgstore.cli import output
+from msgstore.contract import Duration, NoOptions, RecordTypeDescriptor, Size
 from msgstore.directory import has_settings
+from msgstore.jobs.reading.chains import INVALID_BODY
 from msgstore.jobs.reports import SpanReport
 from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import Catalogue
@@ -47,26 +50,35 @@ def hinted_fields(kind: Any) -> tuple[attrs.Attribute[Any], ...]:
     return fields
 
 
-def default_options(catalogue: Catalogue, format_name: str, record: str | None) -> str:
-    """Return a sentence about records that are written without a configuration: "" if their type has no options."""
-    if record in (None, OWN_RECORD):
-        return ""
-    names = ", ".join(attrs.fields_dict(catalogue.record(format_name, str(record)).options))
-    return f"records of the type {record} are written with the defaults of its options ({names})" if names else ""
+def note_defaults(catalogue: Catalogue, format_name: str, record: str | None, remedy: str) -> None:
+    """Say that records are written without a configuration, if their type has options."""
+    if record not in (None, OWN_RECORD):
+        names = ", ".join(attrs.fields_dict(catalogue.record(format_name, str(record)).options))
+        if names:
+            output.note(f"records of the type {record} are written with the defaults of its options ({names}); {remedy}")
 
 
-def read_without_keys(catalogue: Catalogue, names: Iterable[str]) -> str:
-    """Return a sentence that names the secret options of these record types, for a command that has none of them; "" if the
-    types have none."""
+def note_missing_keys(catalogue: Catalogue, names: Iterable[str], remedy: str) -> None:
+    """Say which secret options these record types have, if any, for a command that has none of them."""
     types = catalogue.descriptors(RecordTypeDescriptor)
     secrets = {one.name: [field.name for field in attrs.fields(one.options) if field.repr is False] for one in types}
-    listed = [f"{name} ({', '.join(secrets[name])})" for name in sorted(set(names)) if secrets.get(name)]
-    return f"record types are read without {', '.join(listed)}: what they check with that is not checked" if listed else ""
+    if listed := [f"{name} ({', '.join(secrets[name])})" for name in sorted(set(names)) if secrets.get(name)]:
+        what = "what they check with that is not checked"
+        output.note(f"record types are read without {', '.join(listed)}: {what}. {remedy}")
 
 
-def unbound_type(spans: Iterable[SpanReport], catalogue: Catalogue, option: str) -> str:
-    """Return a hint if damage begins with a byte that may be the type of a third party's record, in a directory that remembers
-    no types; else ""."""
+def print_doubt(out: output.Output, codec: Backend | None, spans: Iterable[SpanReport], catalogue: Catalogue) -> None:
+    """If ``codec`` refuses bodies, and has options such as a key, say that these may be wrong."""
+    if codec is None or all(span.reason != INVALID_BODY for span in spans):
+        return
+    if catalogue.body_codec(codec.name).options is not NoOptions:
+        doubt = f"the bodies are damaged, or were written with other options of the codec {codec.name!r}: compare them first"
+        out.print(f"{INVALID_BODY}: {doubt}", "yellow")
+
+
+def print_unbound_type(out: output.Output, spans: Iterable[SpanReport], catalogue: Catalogue, option: str) -> None:
+    """Print a hint if damage begins with a byte that may be the type of a third party's record, in a directory that remembers
+    no types."""
     for span in spans:
         if span.reason == _UNKNOWN_TYPE and not has_settings(Path(span.path).parent):
             with suppress(OSError), Path(span.path).open("rb") as file:
@@ -74,8 +86,8 @@ def unbound_type(spans: Iterable[SpanReport], catalogue: Catalogue, option: str)
                 if (byte := (file.read(1) or b"\0")[0]) in THIRD_PARTY_BYTES:
                     names = ", ".join(sorted({one.name for one in catalogue.descriptors(RecordTypeDescriptor)} - {OWN_RECORD}))
                     there = f"installed: {names}" if names else "none is installed"
-                    return f"If {byte} is the type byte of records, name their type: {option} NAME={byte} ({there})."
-    return ""
+                    out.print(f"If {byte} is the type byte of records, name their type: {option} NAME={byte} ({there}).", "dim")
+                    return
 
 
 def toml_value(kind: Any, value: Any) -> str:

@@ -23,8 +23,7 @@ from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.counts import sums_of
 from msgstore.jobs.inputs import no_segments, stores_beneath
-from msgstore.jobs.reading.chains import INVALID_BODY
-from msgstore.jobs.reports import NotRead, SpanReport, find_not_read
+from msgstore.jobs.reports import NotRead, find_not_read
 from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
 from msgstore.jobs.workers import disable_plugins, disabled_plugins
 from msgstore.option_values import Backend, backend_of
@@ -111,15 +110,6 @@ class BodyOptions:
                 f"""--body '{{ use = "{found.name}", OPTION = ... }}'"""
             )
         return configs[0]
-
-
-def note_doubt(codec: Backend | None, spans: Iterable[SpanReport], out: output.Output) -> None:
-    """If ``codec`` refuses bodies, and has options such as a key, say that these may be wrong."""
-    if codec is None or all(span.reason != INVALID_BODY for span in spans):
-        return
-    if load_catalogue(disabled_plugins()).body_codec(codec.name).options is not NoOptions:
-        doubt = f"the bodies are damaged, or were written with other options of the codec {codec.name!r}: compare them first"
-        out.print(f"{INVALID_BODY}: {doubt}", "yellow")
 
 
 def body(text: str) -> Decorator[Any]:

@@ -10,7 +10,7 @@ import click
 
 from msgstore.builtin.plugin import StoreSinkOptions
 from msgstore.cli import message_options, options, output
-from msgstore.cli.option_texts import default_options
+from msgstore.cli.option_texts import note_defaults
 from msgstore.cli.output import count, plural
 from msgstore.contract import QueueInfo
 from msgstore.jobs.messages.conversion_plan import plan_convert
@@ -145,9 +145,8 @@ def _note_defaults(catalogue: Catalogue, sink: StoreSinkOptions) -> None:
     given = sink.records.get(sink.record)
     if isinstance(given, Mapping) and set(given) - {"byte"}:
         return
-    if defaults := default_options(catalogue, sink.format, sink.record):
-        table = f"""--sink-option 'records={{"{sink.record}": {{"byte": 128, ...}}}}'"""
-        output.note(f"{defaults}; {table} gives others")
+    table = f"""--sink-option 'records={{"{sink.record}": {{"byte": 128, ...}}}}'"""
+    note_defaults(catalogue, sink.format, sink.record, f"{table} gives others")
 
 
 def _renamed(pair: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from collections import Counter
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.option_texts import default_options
+from msgstore.cli.option_texts import note_defaults
 from msgstore.contract import CorruptRecord, MessageNotFound, StoredBody
 from msgstore.scan import Described, describe
 
@@ -124,9 +124,8 @@ def put(store: options.StoreTarget, msg_id: bytes, out: output.Output) -> None:
         references = opened.references(msg_id)
     out.emit({"id": msg_id.hex(), "size": len(body), "refs": references})
     out.print(msg_id.hex())
-    defaults = default_options(store.catalogue, store.config.format.name, store.config.record)
-    if defaults and store.config_file is None:
-        output.note(f"{defaults}; --config FILE gives others")
+    if store.config_file is None:
+        note_defaults(store.catalogue, store.config.format.name, store.config.record, "--config FILE gives others")
     if references > 1:
         output.note(f"{msg_id.hex()} existed already. It has {references} references now, and its body is unchanged.")
 

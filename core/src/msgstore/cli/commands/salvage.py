@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.option_texts import default_options, read_without_keys, unbound_type
+from msgstore.cli.option_texts import note_defaults, note_missing_keys, print_doubt, print_unbound_type
 from msgstore.jobs.reports import SETTINGS_DAMAGED, sums
 from msgstore.jobs.salvage import SalvageJob, plan_salvage
 from msgstore.jobs.workers import disabled_plugins
@@ -59,10 +59,9 @@ def salvage(
     catalogue = load_catalogue(disabled_plugins())
     codec = body.codec()
     job = plan_salvage(catalogue, sources, destination, body=codec, check_body=codec, **choices)
-    if defaults := default_options(catalogue, job.target.format, choices["record"]):
-        output.note(f"{defaults}; convert gives others: --sink-option records=...")
-    if unchecked := read_without_keys(catalogue, job.found.bound_types()):
-        output.note(f"{unchecked}. 'msgstore convert NAME DEST --config FILE' leaves out what it refuses")
+    note_defaults(catalogue, job.target.format, choices["record"], "convert gives others: --sink-option records=...")
+    remedy = "'msgstore convert NAME DEST --config FILE' leaves out what it refuses"
+    note_missing_keys(catalogue, job.found.bound_types(), remedy)
     run_salvage(job, catalogue, runner, out, "salvaging")
 
 
@@ -93,9 +92,8 @@ def run_salvage(job: SalvageJob, catalogue: Catalogue, runner: options.RunnerOpt
     out.rows(f"{', '.join(report.sources)} to {report.destination}", columns, rows, bold_last=is_long)
     out.print()
     out.damage(report.damage, len(report.sources))
-    options.note_doubt(job.check_body, report.damage, out)
-    if hint := unbound_type(report.damage, catalogue, "--source-record"):
-        out.print(hint, "dim")
+    print_doubt(out, job.check_body, report.damage, catalogue)
+    print_unbound_type(out, report.damage, catalogue, "--source-record")
     if not out.as_json and any(span.reason == SETTINGS_DAMAGED for span in report.damage):
         loss = "bindings of record types and the name of the body codec are lost. Give those of third parties with"
         output.note(f"{loss} --source-record NAME=BYTE and --body NAME.")

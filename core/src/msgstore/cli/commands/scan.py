@@ -12,7 +12,7 @@ import attrs
 import click
 
 from msgstore.cli import options, output
-from msgstore.cli.option_texts import read_without_keys, unbound_type
+from msgstore.cli.option_texts import note_missing_keys, print_doubt, print_unbound_type
 from msgstore.cli.output import count, plural
 from msgstore.config import read_config
 from msgstore.contract import CheckBody
@@ -97,13 +97,11 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
         out.print()
         directories += 1
     out.damage([*spans, *found.damage], directories)
-    options.note_doubt(body.codec(), spans, out)
+    print_doubt(out, body.codec(), spans, catalogue)
     if has_rest:
         out.print(_REST, "dim")
-    if hint := unbound_type(spans, catalogue, "--record"):
-        out.print(hint, "dim")
-    if unchecked := read_without_keys(catalogue, found.bound_types()):
-        output.note(f"{unchecked}. 'msgstore verify NAME --config FILE' checks it")
+    print_unbound_type(out, spans, catalogue, "--record")
+    note_missing_keys(catalogue, found.bound_types(), "'msgstore verify NAME --config FILE' checks it")
     note_damaged_settings(found)
     out.finish(damaged=damaged, not_read=found.not_read)
 

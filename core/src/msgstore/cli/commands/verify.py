@@ -22,7 +22,7 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.checking import DamagedSpan, Inconsistency, SegmentCheck, check_segments
 from msgstore.cli.commands.info import COUNTS_TEXT, counts_line
-from msgstore.cli.option_texts import read_without_keys
+from msgstore.cli.option_texts import note_missing_keys
 from msgstore.contract import Buffer, Capability, ConfigError, StoreLocked
 from msgstore.directory import Settings, has_settings
 from msgstore.engine.store import Store
@@ -175,8 +175,7 @@ def _verify_all(store: options.StoreTarget, out: output.Output, rate: int | None
             verdicts.append(_verify(target, opened, out, rate, state, saves))
     if store.config_file is None:
         names = [name for target in targets for name in (target.settings() or Settings()).records]
-        if unchecked := read_without_keys(targets[0].catalogue, names):
-            output.note(f"{unchecked}. --config FILE gives it")
+        note_missing_keys(targets[0].catalogue, names, "--config FILE gives it")
     out.finish(damaged=not all(verdicts), not_read=not_read)
 
 
