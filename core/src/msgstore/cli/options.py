@@ -13,7 +13,7 @@ import attrs
 import click
 
 from msgstore.cli import output
-from msgstore.config import StoreConfig, read_config
+from msgstore.config import Config, StoreConfig, read_config
 from msgstore.contract import ConfigError, Duration, NoOptions, StoreError
 from msgstore.directory import Settings, has_settings, known_settings, list_segments
 from msgstore.engine.backends import Backends, resolve
@@ -35,6 +35,8 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 FILE = click.Path(path_type=Path)
+_CONFIG = f"{__name__}.config"
+"""Key of the content of the file of ``--config`` among what a call of the program keeps."""
 OMIT = "Omit what FILE disables. A store in FILE may be given by its name."
 
 
@@ -43,18 +45,26 @@ def file(*names: str, metavar: str = "FILE", **keys: Any) -> Decorator[Any]:
     return click.option(*names, type=FILE, metavar=metavar, **keys)
 
 
-def _disable(context: click.Context, _: click.Parameter, given: Path | None) -> Path | None:
-    if given is not None and (names := load_config(given).config.disabled):
-        context.with_resource(disable_plugins(names))
+def _read_configuration(context: click.Context, _: click.Parameter, given: Path | None) -> Path | None:
+    """Keep the content of the file for the command, and disable its plugins until the command ends."""
+    if given is not None:
+        config = context.meta[_CONFIG] = load_config(given).config
+        if config.disabled:
+            context.with_resource(disable_plugins(config.disabled))
     return given
 
 
-def _directories(context: click.Context, _: click.Parameter, given: Any) -> Any:
+def given_config() -> Config | None:
+    """Return the content of the file of ``--config``, or None if the command is called without it."""
+    config: Config | None = click.get_current_context().meta.get(_CONFIG)
+    return config
+
+
+def _directories(_: click.Context, __: click.Parameter, given: Any) -> Any:
     """Replace the name of a store in the file of ``--config`` by its directory."""
-    config_file = context.params.get("config_file")
-    if config_file is None:
+    config = given_config()
+    if config is None:
         return given
-    config = read_config(config_file)
     if isinstance(given, tuple):
         return tuple(config.store(str(path)).path if str(path) in config.names else path for path in given)
     return config.store(str(given)).path if str(given) in config.names else given
@@ -65,9 +75,10 @@ def inputs(name: str, metavar: str, **keys: Any) -> Decorator[Any]:
     return click.argument(name, metavar=metavar, type=FILE, callback=_directories, **keys)
 
 
-def configuration(text: str) -> Decorator[Any]:
-    """Return the option ``--config``. Eager, because other options look for plugins, and the file disables some."""
-    return file("--config", "config_file", help=text, is_eager=True, callback=_disable)
+def configuration(text: str, *, value: bool = True) -> Decorator[Any]:
+    """Return the option ``--config``. Eager, because other options look for plugins, and the file disables some. Without
+    ``value``, the command does not get the name of the file."""
+    return file("--config", "config_file", help=text, is_eager=True, callback=_read_configuration, expose_value=value)
 
 
 def named(*names: str, text: str, metavar: str = "NAME", **keys: Any) -> Decorator[Any]:
@@ -84,40 +95,33 @@ def _without_options(_: click.Context, __: click.Parameter, name: str | None) ->
     return name
 
 
-@attrs.frozen
-class BodyOptions:
-    """Values of ``--body`` and ``--config``."""
-
-    body: str | None = None
-    config_file: Path | None = None
-
-    def codec(self) -> Backend | None:
-        """Return the codec with its options. With ``--config`` they are those of a store in the file that has this codec."""
-        if self.body is None:
-            return None
-        found = backend_of(self.body)
-        if self.config_file is None or found.options:
-            return found
-        if load_catalogue(disabled_plugins()).body_codec(found.name).options is NoOptions:
-            return found
-        configs = [config.body for config in read_config(self.config_file).stores.values() if config.body.name == found.name]
-        if not configs and disabled_plugins():
-            return found
-        if not configs or any(one != configs[0] for one in configs):
-            what = "several stores with this codec, and different options" if configs else "no store with this codec"
-            raise ConfigError(
-                f"{self.config_file}: has {what}. Give the options with its name: "
-                f"""--body '{{ use = "{found.name}", OPTION = ... }}'"""
-            )
-        return configs[0]
+def _codec(body: str | None) -> Backend | None:
+    """Return a codec with its options. With ``--config`` they are those of a store in the file that has this codec."""
+    if body is None:
+        return None
+    found, config = backend_of(body), given_config()
+    if config is None or found.options:
+        return found
+    if load_catalogue(disabled_plugins()).body_codec(found.name).options is NoOptions:
+        return found
+    bodies = [store.body for store in config.stores.values() if store.body.name == found.name]
+    if not bodies and disabled_plugins():
+        return found
+    if not bodies or any(one != bodies[0] for one in bodies):
+        what = "several stores with this codec, and different options" if bodies else "no store with this codec"
+        raise ConfigError(
+            f"{config.file}: has {what}. Give the options with its name: "
+            f"""--body '{{ use = "{found.name}", OPTION = ... }}'"""
+        )
+    return bodies[0]
 
 
 def body(text: str) -> Decorator[Any]:
-    """Return a decorator that adds ``--body`` and ``--config``. The command gets them as ``body``."""
+    """Return a decorator that adds ``--body`` and ``--config``. The command gets the codec, or None, as ``body``."""
     as_table = 'With options, a table: { use = "NAME", OPTION = ... }.'
-    codec = click.option("--body", metavar="NAME", help=f"{text} {as_table}")
-    configured = configuration(f"{OMIT} Take the options of the codec of --body from a store in FILE that has it.")
-    return bundle("body", BodyOptions, body=codec, config_file=configured)
+    codec = bundle("body", _codec, body=click.option("--body", metavar="NAME", help=f"{text} {as_table}"))
+    configured = configuration(f"{OMIT} Take the options of the codec of --body from a store in FILE that has it.", value=False)
+    return lambda function: codec(configured(function))
 
 
 def bundle(name: str, make: Callable[..., object], **parts: Decorator[Any]) -> Decorator[Any]:

@@ -31,9 +31,9 @@ _HEX_LINE = 16
 
 @click.command()
 @options.inputs("path", "PATH")
-@options.configuration(options.OMIT)
+@options.configuration(options.OMIT, value=False)
 @options.as_json
-def detect(path: Path, config_file: Path | None, out: output.Output) -> None:  # noqa: ARG001 - it was used when it was parsed
+def detect(path: Path, out: output.Output) -> None:
     """Say which sources can read PATH, and why. Reads little, and writes nothing.
 
     A Kestrel journal has no mark, so for it the answer may be "perhaps". Exit code 1 if there is none.

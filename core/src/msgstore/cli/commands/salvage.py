@@ -13,6 +13,7 @@ from msgstore.cli.option_texts import note_defaults, note_missing_keys, print_do
 from msgstore.jobs.reports import SETTINGS_DAMAGED, sums
 from msgstore.jobs.salvage import SalvageJob, plan_salvage
 from msgstore.jobs.workers import disabled_plugins
+from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 
 _MAX_IGNORED = 20
@@ -38,7 +39,7 @@ _MAX_IGNORED = 20
 def salvage(
     sources: tuple[Path, ...],
     destination: Path,
-    body: options.BodyOptions,
+    body: Backend | None,
     runner: options.RunnerOptions,
     out: output.Output,
     **choices: Any,
@@ -57,8 +58,7 @@ def salvage(
       msgstore salvage /backups/node1 rescued --runner spark --master 'local[4]'
     """
     catalogue = load_catalogue(disabled_plugins())
-    codec = body.codec()
-    job = plan_salvage(catalogue, sources, destination, body=codec, check_body=codec, **choices)
+    job = plan_salvage(catalogue, sources, destination, body=body, check_body=body, **choices)
     note_defaults(catalogue, job.target.format, choices["record"], "convert gives others: --sink-option records=...")
     remedy = "'msgstore convert NAME DEST --config FILE' leaves out what it refuses"
     note_missing_keys(catalogue, job.found.bound_types(), remedy)

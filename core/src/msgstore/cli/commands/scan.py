@@ -14,7 +14,6 @@ import click
 from msgstore.cli import options, output
 from msgstore.cli.option_texts import note_missing_keys, print_doubt, print_unbound_type
 from msgstore.cli.output import count, plural
-from msgstore.config import read_config
 from msgstore.contract import CheckBody
 from msgstore.files import Files
 from msgstore.jobs.diff import plan_diff
@@ -23,6 +22,7 @@ from msgstore.jobs.inventory import InventoryReport, plan_inventory, totals
 from msgstore.jobs.reconcile import CLASSES, plan_reconcile
 from msgstore.jobs.reports import SETTINGS_DAMAGED, SpanReport
 from msgstore.jobs.workers import body_check, disabled_plugins
+from msgstore.option_values import Backend
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.scan import SegmentReport, damaged_spans, scan_file
 from msgstore.scan.formats import OWN_RECORD
@@ -64,7 +64,7 @@ _STORES = output.columns(
 @options.body("Body codec that every body must be valid for, such as erlang.")
 @options.records
 @options.as_json
-def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[str, int], out: output.Output) -> None:
+def scan(paths: tuple[Path, ...], body: Backend | None, records: Mapping[str, int], out: output.Output) -> None:
     """Read segments record by record and report what is in them. Writes nothing, and needs no index.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob. Segments of a directory come in number
@@ -90,14 +90,14 @@ def scan(paths: tuple[Path, ...], body: options.BodyOptions, records: Mapping[st
                 spans.extend(span_reports(report))
             yield report
 
-    reports = watched(scan_inputs(found, body_check(body.codec()), fields=out.as_json))
+    reports = watched(scan_inputs(found, body_check(body), fields=out.as_json))
     directories = 0
     for directory, group in groupby(reports, key=lambda report: report.path.parent):
         out.rows(str(directory), _SCANNED, group, as_json=lambda report: report.as_json(), optional=("types",))
         out.print()
         directories += 1
     out.damage([*spans, *found.damage], directories)
-    print_doubt(out, body.codec(), spans, catalogue)
+    print_doubt(out, body, spans, catalogue)
     if has_rest:
         out.print(_REST, "dim")
     print_unbound_type(out, spans, catalogue, "--record")
@@ -145,16 +145,10 @@ def span_reports(report: SegmentReport) -> list[SpanReport]:
     help="Lines 'id,count', or Parquet, for all stores: other ids are dead. Default: the saved counts of each store, if any.",
 )
 @options.records
-@options.configuration(f"{options.OMIT} The GC policies of its tables [stores.NAME] are asked, too.")
+@options.configuration(f"{options.OMIT} The GC policies of its tables [stores.NAME] are asked, too.", value=False)
 @options.runner
 @options.as_json
-def inventory(
-    paths: tuple[Path, ...],
-    config_file: Path | None,
-    runner: options.RunnerOptions,
-    out: output.Output,
-    **choices: Any,
-) -> None:
+def inventory(paths: tuple[Path, ...], runner: options.RunnerOptions, out: output.Output, **choices: Any) -> None:
     """Measure PATH: records by type, live and dead, holes, copies, damage, and what each GC policy would free.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob. It is only read, and may be in use. All
@@ -168,7 +162,7 @@ def inventory(
       msgstore inventory '/backups/*/msg_store_persistent' --json
     """
     catalogue = load_catalogue(disabled_plugins())
-    config = None if config_file is None else read_config(config_file)
+    config = options.given_config()
     policies = dict.fromkeys(store.gc for store in config.stores.values() if store.gc.named) if config else ()
     for error in config.wrong.values() if config else ():
         output.note(f"{error}. The policy of this store is not asked")
@@ -223,16 +217,10 @@ def _steps(policy: dict[str, Any]) -> str:
 )
 @options.file("--to", metavar="DIR", help="Write the ids of each class to DIR, as Parquet.")
 @options.records
-@options.configuration(options.OMIT)
+@options.configuration(options.OMIT, value=False)
 @options.runner
 @options.as_json
-def reconcile(
-    paths: tuple[Path, ...],
-    config_file: Path | None,  # noqa: ARG001 - it was used when it was parsed
-    runner: options.RunnerOptions,
-    out: output.Output,
-    **choices: Any,
-) -> None:
+def reconcile(paths: tuple[Path, ...], runner: options.RunnerOptions, out: output.Output, **choices: Any) -> None:
     """Compare the records in PATH with changes of reference counts: find live, garbage, lost and wrongly counted messages.
 
     PATH is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. The records are those
@@ -275,9 +263,7 @@ def reconcile(
 @options.records
 @options.runner
 @options.as_json
-def diff(
-    a: Path, b: Path, body: options.BodyOptions, records: Mapping[str, int], runner: options.RunnerOptions, out: output.Output
-) -> None:
+def diff(a: Path, b: Path, runner: options.RunnerOptions, out: output.Output, **choices: Any) -> None:
     """Compare the messages of A and B by id and hash of the body: list messages that only one has, and different bodies.
 
     Each is a segment, a directory of segments, a tree of such directories, or a glob, and is only read. Intact records count,
@@ -293,8 +279,7 @@ def diff(
       msgstore diff msg_store_persistent migrated --json
     """
     catalogue = load_catalogue(disabled_plugins())
-    config = None if body.config_file is None else read_config(body.config_file)
-    job = plan_diff(catalogue, a, b, records=records, body=body.codec(), config=config)
+    job = plan_diff(catalogue, a, b, config=options.given_config(), **choices)
     report = runner.run(out, "comparing", catalogue, job.size, lambda by, bar: by.diff(job, bar))
     columns = output.columns(
         "_ path segments size:bytes messages damage",
