@@ -77,9 +77,8 @@ def rows_of(batch: MessageBatch, *, body: bool = True) -> Iterator[dict[str, Any
 
 def queue_as_json(info: QueueInfo, **numbers: Any) -> dict[str, Any]:
     """Return a queue as ``queues --json`` prints it."""
-    counts = {"messages": None, "bytes": None, "embedded": None, "shared": None, "missing": None} | numbers
-    counts |= {"first_ms": numbers.get("first_ms"), "last_ms": numbers.get("last_ms"), "damage": numbers.get("damage")}
-    row = {**name_as_json(info.name), "type": info.type, **counts, **info.details, "read": info.read}
+    counts = dict.fromkeys(("messages", "bytes", "embedded", "shared", "missing", "first_ms", "last_ms", "damage"))
+    row = {**name_as_json(info.name), "type": info.type, **counts, **numbers, **info.details, "read": info.read}
     return row if info.read else row | {"reason": info.reason}
 
 
