@@ -93,10 +93,9 @@ def check_weights(weights: Iterable[tuple[FileSplit, float]]) -> None:
 
 
 def find_splits(paths: Iterable[Path | str], size: int = SPLIT_SIZE) -> list[FileSplit]:
-    """Return the splits of files, and of directories of Parquet files at any depth, by name. Each file counts once.
+    """Return the splits of files, and of directories of Parquet files, as :func:`find_files` finds them.
 
-    Spark and pyarrow begin the names of unfinished files and markers with ``_`` or ``.``: these are ignored in directories.
-    Raises ConfigError for other paths, and for a file in a directory that probably has counts in another form; StoreIOError.
+    Raises its errors, and ConfigError for a file in a directory that probably has counts in another form.
     """
     paths = list(map(Path, paths))
     files = find_files(paths, lambda file: file in paths or _is_data(file), "of counts, which are Parquet in a directory")
