@@ -172,8 +172,7 @@ def _batches(
         return
     names = set(schema.names)
     asked = [(number, field) for number, field in enumerate(codec.fields if codec else ()) if field.name in names]
-    place = zip(_PLACE, map(as_text, _place(found)), strict=True) if names.intersection(_PLACE) else ()
-    same = {**dict(place), **constants}
+    same = {**dict(zip(_PLACE, map(as_text, _place(found)), strict=True)), **constants}
     columns = {name: pa.repeat(pa.scalar(same[name], schema.field(name).type), rows.num_rows) for name in names & same.keys()}
     columns |= {name: _shown(rows, name, form) for name in names & set(_SCANNED) - {"id"}}
     ids = rows.column("id")
