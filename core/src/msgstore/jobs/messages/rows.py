@@ -32,7 +32,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def name_as_json(name: QueueName | None) -> dict[str, Any]:
-    """Return the four parts of a queue's name."""
+    """Return the four parts of a queue's name, which are None without a name."""
     return {part: getattr(name, part, None) for part in ("system", "vhost", "queue", "partition")}
 
 
