@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import attrs
 
-from msgstore.contract import Buffer, Damage, RecordError, SegmentFormat, SegmentScan
+from msgstore.contract import Buffer, RecordError, SegmentFormat, SegmentScan
 from msgstore.scan.formats import scan_checked
 
 SIZE_MISMATCH = "size_mismatch"
@@ -40,10 +40,6 @@ class SegmentSpan(NamedTuple):
     @property
     def end(self) -> int:
         return self.offset + self.size
-
-    @property
-    def damage(self) -> Damage:
-        return Damage(self.offset, self.size, self.reason)
 
 
 @attrs.define

@@ -180,13 +180,12 @@ def intact_records(path: Path, form: OpenFormat, data: Buffer, check_segment: Ju
     conflicts = _conflicts(path, form, data, spans)
     records, recovered, damage, holes = Columns(), bytearray(), [], 0
     for span in spans:
-        if span.offset in conflicts:
-            damage.append(Damage(span.offset, span.size, ANOTHER_BODY))
+        reason = ANOTHER_BODY if span.offset in conflicts else span.reason
+        if reason:
+            damage.append(Damage(span.offset, span.size, reason))
         elif span.id is not None:
             records.add(span.id, span.offset, span.size)
             recovered.append(span.recovered)
-        elif span.reason:
-            damage.append(span.damage)
         else:
             holes += span.size
     header = spans[0].offset if spans else len(data)
