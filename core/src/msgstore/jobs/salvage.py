@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from msgstore.contract import Buffer, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
+from msgstore.contract import Buffer, Capability, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
 from msgstore.files import Files, stat_regular_file
 from msgstore.jobs.counts import named_counts, sums_of
 from msgstore.jobs.inputs import NO_FORMAT, JobInputs, SegmentInput, SegmentJob, find_inputs, open_input
@@ -229,11 +229,11 @@ def _copy_records(part: PartWriter, pick: Selection, data: Buffer, job: SalvageJ
             f"{pick.item.path}: changed while it was copied. Stop the program that writes there, and run the job again."
         )
     form, ids, columns = open_input(pick.item), pick.records.id_list(), pick.records
-    verbatim = job.as_they_are and form.verbatim and form.name == job.target.format
+    is_copied = job.as_they_are and form.name == job.target.format and Capability.VERBATIM in form.descriptor.capabilities
     for begin, end in batches(columns.sizes):
         places = zip(columns.offsets[begin:end], columns.sizes[begin:end], strict=True)
         records = [data[offset : offset + size] for offset, size in places]
-        if verbatim:
+        if is_copied:
             part.add_records(ids[begin:end], records)
         else:
             part.add(ids[begin:end], list(map(form.format.decode, ids[begin:end], records)))

@@ -78,10 +78,6 @@ class OpenFormat:
         return Capability.SELF_DESCRIBING in self.descriptor.capabilities
 
     @property
-    def verbatim(self) -> bool:
-        return Capability.VERBATIM in self.descriptor.capabilities
-
-    @property
     def compactable(self) -> CompactableFormat | None:
         """The format itself if its segments can be compacted in place, else None."""
         return cast("CompactableFormat", self.format) if Capability.COMPACTABLE in self.descriptor.capabilities else None
