@@ -73,8 +73,7 @@ def check_columns(path: Path, schema: pa.Schema, *, ignore_others: bool) -> None
             raise StoreError(f"{path}: there are several columns {field.name!r}. Rename all but one.")
         is_id = field.name == "id" and _fits(field.type, pa.binary())
         if field.name in MESSAGES.names and not is_id and not _fits(field.type, (wanted := MESSAGES.field(field.name).type)):
-            told = "Cast it."
-            raise StoreError(f"{path}: the column {field.name!r} has the type {field.type}, and must have {wanted}. {told}")
+            raise StoreError(f"{path}: the column {field.name!r} has the type {field.type}, and must have {wanted}. Cast it.")
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
