@@ -28,7 +28,7 @@ from typing import Any
 import attrs
 
 from msgstore.config import StoreConfig
-from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, StoreError, StoreMismatch
+from msgstore.contract import BodyCodec, MsgStoreError, NotAdopted, RecordError, StoreError, StoreMismatch
 from msgstore.contract.indexes import MAX_REFERENCES
 from msgstore.directory import Settings
 from msgstore.engine.backends import Backends
@@ -83,10 +83,11 @@ def admit(
                 f"{config.path}: belongs to a broker: there is {theirs}. A store in it would hide what the broker has there. "
                 f"Choose another directory. To make a store here anyway: adopt=True, or --adopt."
             )
-    if segments.by_number and remembered is None:
+    if not segments.by_number:
+        return config
+    if remembered is None:
         return attrs.evolve(config, body=_codec_of_records(config, catalogue, backends.codec, segments))
-    if segments.by_number and remembered is not None:
-        check_codec(config, remembered)
+    check_codec(config, remembered)
     return config
 
 
@@ -141,23 +142,18 @@ def _codec_of_records(config: StoreConfig, catalogue: Catalogue, codec: BodyCode
 
 
 def _first_bodies(segments: Segments) -> list[tuple[bytes, bytes]]:
+    """Return the first (id, stored body) of the segments."""
     bodies: list[tuple[bytes, bytes]] = []
-    size = 0
-
-    def is_missing() -> bool:
-        return len(bodies) < _BODIES and size < _BODY_BYTES
-
-    def add(msg_id: bytes, stored: bytes) -> bool:
-        nonlocal size
-        if is_missing():
-            bodies.append((msg_id, stored))
-            size += len(stored)
-        return True  # the scan must not report it as damaged
-
+    total = 0
     for segment in segments:
-        if is_missing():
-            with segments.files.view(segment.path) as data:
-                segment.form.format.scan(data, check_body=add)
+        form = segment.form.format
+        with segments.files.view(segment.path) as data:
+            for msg_id, offset, size, _ in form.scan(data).records.rows():
+                if len(bodies) >= _BODIES or total >= _BODY_BYTES:
+                    return bodies
+                with suppress(RecordError):
+                    bodies.append((msg_id, form.decode(msg_id, data[offset : offset + size])))
+                    total += size
     return bodies
 
 
