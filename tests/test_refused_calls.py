@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 
 import pytest
 
@@ -162,3 +163,18 @@ def test_remove_of_unreadable_entries_removes_none(tmp_path, index, monkeypatch)
     client.remove(caught.value.ids)
     assert [store.references(IDS[n]) for n in (0, 1, 3, 4)] == [0, 0, 1, 1]
     store.close()
+
+
+def test_refused_call_has_no_frames_of_earlier_ones(tmp_path):
+    """The error is one object: its traceback would grow with each call."""
+    store = open_with(tmp_path, index="ets")
+    client, closed = store.client(), store.client()
+    closed.close()
+    store.close()
+    for call in (store.flush, partial(store.read, A), partial(client.write, A, b"body"), partial(closed.read, A)):
+        lengths = set()
+        for _ in range(3):
+            with pytest.raises(msgstore.StoreClosed) as refused:
+                call()
+            lengths.add(len(refused.traceback))
+        assert len(lengths) == 1

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
 
 from msgstore.contract import StoreClosed, StoreIOError
 
@@ -81,8 +80,8 @@ class Client:
         self._path = path
         self._close = close
         self._discard = discard
-        self._is_closed = False
-        self._error: StoreClosed | None = None
+        self._refusal: StoreClosed | None = None
+        """Raised by every call once the client is closed."""
 
     def write_many(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Write each (id, body). A StoreIOError has the number of pairs that were taken, from the first on, in ``taken``."""
@@ -106,7 +105,7 @@ class Client:
 
     def close(self) -> None:
         """Flush, and end the client. When it returns, everything that the client wrote is confirmed. Raises as ``flush``."""
-        if not self._is_closed:
+        if self._refusal is None:
             self._close(self)
             self.end()
 
@@ -115,25 +114,21 @@ class Client:
 
         References to other messages stay as they are. Nothing is flushed.
         """
-        if not self._is_closed:
+        if self._refusal is None:
             self._discard(self)
             self.end()
 
     def end(self, error: StoreClosed | None = None) -> None:
         """Let every later call raise StoreClosed: ``error``, if the store says why."""
-        self._is_closed = True
-        self._error = error
+        self._refusal = error or StoreClosed(f"{self._path}: the client {self.name!r} is closed")
         self.set_size_limit(0)
         for call in ("read", "read_many", "contains", "write", "write_many", "remove"):
-            setattr(self, call, self._refuse)
+            setattr(self, call, self.check_open)
 
-    def check_open(self) -> None:
+    def check_open(self, *_: object) -> None:
         """Raise StoreClosed if the client is closed."""
-        if self._is_closed:
-            self._refuse()
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise self._error or StoreClosed(f"{self._path}: the client {self.name!r} is closed")
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
 
     def __enter__(self) -> Client:
         return self

@@ -75,12 +75,12 @@ class Lifecycle:
     def check_open(self) -> None:
         """Raise StoreClosed if the store is closed."""
         if isinstance(self.refusal, StoreClosed):
-            raise self.refusal
+            raise self.refusal.with_traceback(None)  # or each call would add its frames to those of earlier ones
 
     def check_writable(self) -> None:
         """Raise StoreClosed or StoreReadOnly if the store accepts no changes."""
         if self.refusal is not None:
-            raise self.refusal
+            raise self.refusal.with_traceback(None)
 
     # -- callbacks --------------------------------------------------------------------------------------------------------
 
