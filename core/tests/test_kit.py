@@ -62,7 +62,7 @@ def test_frames_are_the_same_whatever_the_options_of_the_writer():
 @kit
 def test_suite_tests_distribution_without_code(pytester):
     chosen = "-k", "TestDescriptor", "--msgstore-partial", "slow"
-    done = pytester.runpytest_subprocess("--pyargs", SUITE, "--msgstore-dist", "msgstore", *chosen)
+    done = pytester.runpytest("--pyargs", SUITE, "--msgstore-dist", "msgstore", *chosen)
     assert done.ret == pytest.ExitCode.OK
     done.stdout.fnmatch_lines(["tested: gc:half-empty of msgstore *", "tested: body:raw of msgstore *"])
     done.stdout.fnmatch_lines(["left out: *TestGcPolicy::* and * more: slow"])
@@ -80,7 +80,7 @@ def test_source_without_sample_fails_with_what_is_missing(pytester):
             def subject(self):
                 return Subject.of(SourceDescriptor(name="mine", contract=(1, 0), factory="mine:Mine", detect="mine:detect"))
         """)
-    pytester.runpytest_subprocess().stdout.fnmatch_lines(["*the descriptor has no sample: write a function*"])
+    pytester.runpytest().stdout.fnmatch_lines(["*the descriptor has no sample: write a function*"])
 
 
 @kit
@@ -93,7 +93,7 @@ def test_source_without_sample_fails_with_what_is_missing(pytester):
     ],
 )
 def test_suite_without_subject_is_an_error(pytester, args, message):
-    done = pytester.runpytest_subprocess("--pyargs", SUITE, *args)
+    done = pytester.runpytest("--pyargs", SUITE, *args)
     assert done.ret != 0
     assert "Traceback" not in done.stdout.str() + done.stderr.str()
     (done.stderr if args else done.stdout).fnmatch_lines([message])
@@ -103,10 +103,10 @@ def test_suite_without_subject_is_an_error(pytester, args, message):
 @pytest.mark.parametrize("node", ["::TestDescriptor", "::TestBodyCodec::test_large_bodies"])
 def test_suite_with_some_tests_named_fails(pytester, node):
     one = ["--pyargs", f"{SUITE}{node}", "--msgstore-dist", "msgstore-erlang-body"]
-    done = pytester.runpytest_subprocess(*one)
+    done = pytester.runpytest(*one)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.stdout.fnmatch_lines(["left out, so the run has failed: *Tests.test_*[[]body:erlang[]], * more"])
-    assert pytester.runpytest_subprocess(*one, "--collect-only").ret == pytest.ExitCode.OK
+    assert pytester.runpytest(*one, "--collect-only").ret == pytest.ExitCode.OK
 
 
 @kit
@@ -156,7 +156,7 @@ OUTCOMES = {
 def test_run_of_own_class_reports_outcomes(pytester, case):
     extra, args, outcomes, line = OUTCOMES[case]
     pytester.makepyfile(test_mine=OWN.format(version=2 if case == "faulty" else 1, extra=extra))
-    done = pytester.runpytest_subprocess(*args)
+    done = pytester.runpytest(*args)
     done.assert_outcomes(**outcomes)
     done.stdout.fnmatch_lines([line])
     if not line.startswith("left out"):
