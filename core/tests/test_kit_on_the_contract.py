@@ -58,47 +58,27 @@ def shown(monkeypatch):
     monkeypatch.setitem(sys.modules, SHOWN.__name__, SHOWN)
 
 
-def described(kind, name, **members):
-    """A fixture: the subject of one backend."""
+BACKENDS = [
+    (SegmentFormatTests, contract.SegmentFormatDescriptor, "Plain", {"extension": ".plain", "generation": 1}),
+    (RecordTypeTests, contract.RecordTypeDescriptor, "Stamped", {"format": "v2"}),
+    (GcPolicyTests, contract.GcPolicyDescriptor, "NearlyEmpty", {}),
+    (GcPolicyTests, contract.GcPolicyDescriptor, "Weekdays", {}),
+    (BodyCodecTests, contract.BodyCodecDescriptor, "Zlib", {}),
+    (SourceTests, contract.SourceDescriptor, "LinesSource", {key: f"{SHOWN.__name__}:{key}" for key in ("detect", "sample")}),
+    (SinkTests, contract.SinkDescriptor, "LinesSink", {"endings": (".lines",)}),
+]
+"""Tests, class of the descriptor, name of the backend's class, and what its descriptor says besides."""
+
+
+def described(kind, name, members):
+    """Return a fixture: the subject of one backend."""
     members = {"name": name.lower(), "contract": (1, 0), "factory": f"{SHOWN.__name__}:{name}"} | members
     return pytest.fixture(lambda self: Subject.of(kind(**members)), name="subject")
 
 
-@pytest.mark.kit
-class TestPlain(SegmentFormatTests):
-    subject = described(contract.SegmentFormatDescriptor, "Plain", extension=".plain", generation=1)
-
-
-@pytest.mark.kit
-class TestStamped(RecordTypeTests):
-    subject = described(contract.RecordTypeDescriptor, "Stamped", format="v2")
-
-
-@pytest.mark.kit
-class TestNearlyEmpty(GcPolicyTests):
-    subject = described(contract.GcPolicyDescriptor, "NearlyEmpty")
-
-
-@pytest.mark.kit
-class TestWeekdays(GcPolicyTests):
-    subject = described(contract.GcPolicyDescriptor, "Weekdays")
-
-
-@pytest.mark.kit
-class TestZlib(BodyCodecTests):
-    subject = described(contract.BodyCodecDescriptor, "Zlib")
-
-
-@pytest.mark.kit
-class TestLinesSource(SourceTests):
-    subject = described(
-        contract.SourceDescriptor, "LinesSource", detect=f"{SHOWN.__name__}:detect", sample=f"{SHOWN.__name__}:sample"
-    )
-
-
-@pytest.mark.kit
-class TestLinesSink(SinkTests):
-    subject = described(contract.SinkDescriptor, "LinesSink", endings=(".lines",))
+for _tests, _kind, _name, _members in BACKENDS:
+    _class = type(f"Test{_name}", (_tests,), {"__module__": __name__, "subject": described(_kind, _name, _members)})
+    globals()[_class.__name__] = pytest.mark.kit(_class)
 
 
 def test_index_of_contract_keeps_its_promises():
