@@ -40,7 +40,7 @@ class Watch:
         """Id of a test to the names of its subject and of the test."""
         self.found: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
         """Name of a mutant or an original to the tests that "passed", "failed" (their own assertions did), or were "not run"
-        because the subject could not even be made: such a mutant proves nothing. And the seconds of each."""
+        because the subject, or its change, could not even be made: such a mutant proves nothing. And the seconds of each."""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -62,10 +62,10 @@ class Watch:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name, test = self.of[report.nodeid]
-        if report.when == "call" and not report.skipped:
-            self.found[name][report.outcome][test] = report.duration
-        elif report.failed:
+        if report.failed and (report.when != "call" or "NameError: " in report.longreprtext):  # a table with a misspelt name
             self.found[name]["not run"][test] = report.duration
+        elif report.when == "call" and not report.skipped:
+            self.found[name][report.outcome][test] = report.duration
 
     @pytest.hookimpl(trylast=True)  # after the kit's own, which counts skipped tests as failures
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

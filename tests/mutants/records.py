@@ -13,8 +13,7 @@ from acme_audit_record import plugin as audit
 from acme_audit_record.record import AuditRecord
 from msgstore.contract import Capability, RecordError, RecordField, RecordTypeDescriptor  # noqa: F401 - the tables use it
 from msgstore_checksum_record import plugin as checksum
-from msgstore_checksum_record import record as checksum_record
-from msgstore_checksum_record.record import ChecksumRecord
+from msgstore_checksum_record.record import _BODY_AT, ChecksumRecord
 from mutants import add_mutants
 
 (CHECKSUM,) = checksum.msgstore_record_types()
@@ -68,25 +67,36 @@ two-bytes-are-full: a body of 65536 bytes is lost
     decode > _[: len(_) % 2**16 or None if len(_) != 2**16 else 0]
 """)  # fmt: skip
 
-add_mutants(CHECKSUM, ChecksumRecord, r"""
+
+class Prefixed(ChecksumRecord):
+    """A sound record type with some bytes before each body."""
+
+    prefix_size = 8
+    overhead = _BODY_AT + prefix_size
+
+    def prefix(self):
+        return bytes(self.prefix_size)
+
+    def encode(self, ids, bodies):
+        return super().encode(ids, [self.prefix() + body for body in bodies])
+
+    def decode(self, record):
+        return super().decode(record)[self.prefix_size :]
+
+    def body_span(self, offset, size):
+        begin, end = super().body_span(offset, size)
+        return begin + self.prefix_size, end
+
+
+add_mutants(CHECKSUM, Prefixed, r"""
 unsigned-time: a time before each body is read as an unsigned number, which does not fit into 64 bits if it is damaged
-    overhead = _BODY_AT + 8
-    encode > old(ids, [bytes(8) + body for body in bodies])
-    decode > _[8:]
     check > None
-    body_span > (_[0] + 8, _[1])
     fields = lambda self, record: struct.unpack_from(">Q", record, _BODY_AT)
 never-the-same-time: an object writes no time twice
-    overhead = _BODY_AT + 8
-    encode > old(ids, [next(self.__dict__.setdefault("times", numbers(time.time_ns()))).to_bytes(8) + body for body in bodies])
-    decode > _[8:]
-    body_span > (_[0] + 8, _[1])
+    prefix = lambda self: next(self.__dict__.setdefault("times", numbers(time.time_ns()))).to_bytes(8)
     fields = lambda self, record: struct.unpack_from(">q", record, _BODY_AT)
 milliseconds: a time before each body is in milliseconds
-    overhead = _BODY_AT + 8
-    encode > old(ids, [(time.time_ns() // 10**6).to_bytes(8) + body for body in bodies])
-    decode > _[8:]
-    body_span > (_[0] + 8, _[1])
+    prefix = lambda self: (time.time_ns() // 10**6).to_bytes(8)
     fields = lambda self, record: struct.unpack_from(">q", record, _BODY_AT)
 """, capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("time", "time"),))  # fmt: skip
 
@@ -95,19 +105,12 @@ number-of-any-size: a number of any size in a body is a field
     fields = lambda self, record: (int(record[_BODY_AT:]) if record[_BODY_AT:].isdigit() else None,)
 """, capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("number", "int"),))  # fmt: skip
 
-add_mutants(CHECKSUM, ChecksumRecord, r"""
+add_mutants(CHECKSUM, Prefixed, r"""
 text-of-any-bytes: a text before each body is decoded, whatever its bytes are
-    overhead = _BODY_AT + 8
-    encode > old(ids, [bytes(8) + body for body in bodies])
-    decode > _[8:]
-    body_span > (_[0] + 8, _[1])
     fields = lambda self, record: (record[_BODY_AT : _BODY_AT + 8].decode(),)
 text-with-surrogates: a text before each body has surrogates where its bytes are no UTF-8
-    overhead = _BODY_AT + 8
-    encode > old(ids, [bytes(8) + body for body in bodies])
     decode = lambda self, record: record[_BODY_AT + 8 :]
     check > None
-    body_span > (_[0] + 8, _[1])
     fields = lambda self, record: (record[_BODY_AT : _BODY_AT + 8].decode(errors="surrogateescape"),)
 """, capabilities=CHECKSUM.capabilities | {Capability.FIELDS}, fields=(RecordField("text", "text"),))  # fmt: skip
 
@@ -128,27 +131,21 @@ class LevelOptions:
     level: int = attrs.field(default=-1, validator=[ge(-1), le(127)])
 
 
-class Level(ChecksumRecord):
+class Level(Prefixed):
     """A sound record type with an option that is a field."""
 
-    overhead = checksum_record._BODY_AT + 1
+    prefix_size = 1
+    overhead = _BODY_AT + prefix_size
 
     def __init__(self, context):
         super().__init__(context)
         self._level = context.options.level + 1
 
-    def encode(self, ids, bodies):
-        return super().encode(ids, [bytes([self._level]) + body for body in bodies])
-
-    def decode(self, record):
-        return super().decode(record)[1:]
-
-    def body_span(self, offset, size):
-        begin, end = super().body_span(offset, size)
-        return begin + 1, end
+    def prefix(self):
+        return bytes([self._level])
 
     def fields(self, record):
-        return (record[checksum_record._BODY_AT] - 1 if record[checksum_record._BODY_AT] else None,)
+        return (record[_BODY_AT] - 1 if record[_BODY_AT] else None,)
 
 
 add_mutants(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+import msgstore.testing
 import mutants.backends
 import mutants.formats
 import mutants.messages
@@ -12,14 +13,6 @@ import mutants.records  # noqa: F401 - the modules add to MUTANTS
 from erlang_terms import to_term
 from msgstore.plugins.catalogue import load_catalogue
 from msgstore.testing import (
-    BodyCodecTests,
-    GcPolicyTests,
-    IndexTests,
-    RecordTypeTests,
-    RoundTripTests,
-    SegmentFormatTests,
-    SinkTests,
-    SourceTests,
     Subject,
 )
 from mutants import MUTANTS
@@ -53,18 +46,9 @@ _RESOURCE = (Atom("resource"), b"/", Atom("exchange"), b"ex")
 SAMPLES = pytest.fixture(lambda self: [to_term((Atom("basic_message"), _RESOURCE, [], (), b"i" * 16, Atom("true")))])
 """For all codecs: each has to do with any bytes."""
 
-for _kit in (
-    SegmentFormatTests,
-    RecordTypeTests,
-    IndexTests,
-    GcPolicyTests,
-    BodyCodecTests,
-    SourceTests,
-    SinkTests,
-    RoundTripTests,
-):
+for _name in ("SegmentFormat", "RecordType", "Index", "GcPolicy", "BodyCodec", "Source", "Sink", "RoundTrip"):
+    _kit = getattr(msgstore.testing, f"{_name}Tests")
     _mine = {name: subject for name, subject in _subjects.items() if subject.kind in _kit.kinds}
-    _name = f"Test{_kit.__name__.removesuffix('Tests')}"
     _each = pytest.mark.parametrize("subject", _mine.values(), ids=_mine, scope="class")
-    _members = {"__module__": __name__} | ({"samples": SAMPLES} if _kit is BodyCodecTests else {})
-    globals()[_name] = _each(type(_name, (_kit,), _members))
+    _members = {"__module__": __name__} | ({"samples": SAMPLES} if _name == "BodyCodec" else {})
+    globals()[f"Test{_name}"] = _each(type(f"Test{_name}", (_kit,), _members))
