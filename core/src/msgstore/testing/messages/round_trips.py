@@ -12,7 +12,7 @@ from msgstore.contract import MessageBatch, SinkContext
 from msgstore.jobs.messages.sources import SourceSpec, open_source
 from msgstore.option_values import Backend
 from msgstore.testing.messages.reading import TIME_ZONES
-from msgstore.testing.messages.writing import NEAR, accepted, complete, sample_batch
+from msgstore.testing.messages.writing import NEAR, complete, sample_batch, write
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.probes import in_zone
 from msgstore.testing.subjects import Subject
@@ -41,9 +41,8 @@ class RoundTripTests(KitTests):
         given = [*NEAR, *(bytes([number]) * 2**20 for number in range(17))]
         plain = sample_batch("a", 0, len(given))
         times = [1_700_000_000_000 + 3_600_000 * row if row % 3 else None for row in range(len(given))]
-        batch = accepted(sink, attrs.evolve(plain, bodies=given, timestamps_ms=times))
         with in_zone(TIME_ZONES[0]):
-            sink.write(batch)
+            batch = write(sink, attrs.evolve(plain, bodies=given, timestamps_ms=times))
             sink.flush()
         complete(sink)
         spec = SourceSpec(str(place), Backend(source.name, source.options), 0, False)

@@ -14,7 +14,6 @@ from msgstore.testing.messages.writing import (
     ALIKE,
     NAMES,
     Destination,
-    accepted,
     check_same,
     complete,
     contents,
@@ -22,6 +21,7 @@ from msgstore.testing.messages.writing import (
     full_batch,
     odd_batch,
     sample_batch,
+    write,
 )
 from msgstore.testing.plugin import KitTests, skip_without
 from msgstore.testing.probes import open_files
@@ -51,13 +51,11 @@ class SinkQueueTests(KitTests):
         for name in NAMES:
             for number, part in enumerate((plain, batch, full_batch(batch))):
                 part = attrs.evolve(part, name=name, positions=range(10 * number, 10 * number + 10))
-                if len(taken := accepted(sink, part)):
-                    sink.write(taken)
+                write(sink, part)
             sink.flush()
         odd = odd_batch(attrs.evolve(batch, name=QueueName("kit", queue="odd"), positions=range(2**40, 2**40 + 10)))
         for row in range(len(batch)):
-            if len(taken := accepted(sink, odd.take([row]))):
-                sink.write(taken)
+            write(sink, odd.take([row]))
         complete(sink)
         assert open_files() <= were_open, "close leaves a file open"
         top = place.path.parent

@@ -21,12 +21,12 @@ from msgstore.testing.messages.sink_queues import Directories, SinkQueueTests
 from msgstore.testing.messages.writing import (
     NEAR,
     Destination,
-    accepted,
     check_same,
     complete,
     contents,
     flushed,
     sample_batch,
+    write,
 )
 from msgstore.testing.plugin import skip_without
 from msgstore.testing.probes import tree
@@ -68,7 +68,7 @@ class SinkTests(SinkQueueTests):
         parts = [sample_batch("a", 0, 20), sample_batch("a", 20, 20), sample_batch("b", 0, 20)]
         whole, tokens = place.sink(), []
         for part in parts:
-            whole.write(accepted(whole, part))
+            write(whole, part)
             given = whole.flush()
             tokens.append((given, json.dumps(given)))
         whole.finish()
@@ -78,13 +78,13 @@ class SinkTests(SinkQueueTests):
         for part in parts:
             sink = other.sink(token)
             for batch in (part, sample_batch("a", 60, 20), sample_batch("c", 0, 20)):
-                sink.write(accepted(sink, batch))
+                write(sink, batch)
             sink.close()
             sink = other.sink(token)  # it goes on, has nothing to write, and is interrupted again
             token = flushed(sink)
             sink.close()
             sink = other.sink(token)
-            sink.write(accepted(sink, part))
+            write(sink, part)
             token = flushed(sink)
             if part is not parts[-1]:
                 sink.close()
@@ -136,8 +136,7 @@ class SinkTests(SinkQueueTests):
             finished, unfinished = place.beside(f"finished{number}"), place.beside(f"unfinished{number}")
             finished.convert([part])
             with closing(unfinished.sink()) as sink:
-                if count:
-                    sink.write(accepted(sink, part))
+                write(sink, part)
                 sink.flush()
             for each in (finished, unfinished):
                 results.append(joined := place.beside(f"joined-{each.path.name}"))
@@ -173,7 +172,7 @@ class SinkTests(SinkQueueTests):
 
         def run() -> None:
             sink = place.sink()
-            sink.write(accepted(sink, sample_batch("a", 0, 20)))
+            write(sink, sample_batch("a", 0, 20))
             if not fail_syncs():
                 sys.exit(10)
             with suppress(MsgStoreError, OSError):
@@ -192,7 +191,7 @@ class SinkTests(SinkQueueTests):
         ``os.fdatasync``."""
         with closing(place.sink()) as sink:
             for queue in "ab":
-                sink.write(accepted(sink, sample_batch(queue, 0, 20)))
+                write(sink, sample_batch(queue, 0, 20))
                 sink.flush()
                 check_synced(place.path, synced)
 
@@ -215,7 +214,7 @@ class SinkTests(SinkQueueTests):
         top = place.path.parent
         with closing(place.sink()) as sink:
             for part in parts[:3]:
-                sink.write(accepted(sink, part))
+                write(sink, part)
                 token = flushed(sink)
         kept = copy_of(top, tmp_path / "kept")
 
@@ -236,7 +235,7 @@ class SinkTests(SinkQueueTests):
             except (StoreError, OSError):
                 return None
             with closing(sink):
-                sink.write(accepted(sink, parts[3]))
+                write(sink, parts[3])
                 sink.flush()
                 sink.finish()
             return contents(place.path, 2**21)
@@ -253,7 +252,7 @@ class SinkTests(SinkQueueTests):
         top.mkdir()
         sink = place.sink()
         with file_size_limit(64), suppress(StoreError, OSError):
-            sink.write(accepted(sink, sample_batch("a", 0, 1, bytes(range(11, 256)))))
+            write(sink, sample_batch("a", 0, 1, bytes(range(11, 256))))
             pytest.fail(f"no file can have more than 64 bytes, and flush returns {sink.flush()}")
         with suppress(StoreError, OSError):
             sink.close()

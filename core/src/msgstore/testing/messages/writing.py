@@ -72,18 +72,8 @@ def odd_batch(batch: MessageBatch) -> MessageBatch:
     values["headers"] = [
         None if text is None else {text: [text, {text: number}]} for text, number in zip(texts, numbers, strict=True)
     ]
-    values["properties"] = [
-        None,
-        {},
-        {"p": 2**70},
-        {"p": 1e308},
-        {"p": True},
-        {"p": None},
-        {"": []},
-        {"p": [[[{}]]]},
-        {"p": -0.0},
-        {"p": 1},
-    ]
+    odd: list[Any] = [2**70, 1e308, True, None, [[[{}]]], -0.0, 1]
+    values["properties"] = [None, {}, {"": []}, *({"p": value} for value in odd)]
     return attrs.evolve(batch, files=["\udcff"] * len(batch), raw_properties=[b"", None] * (len(batch) // 2), **values)
 
 
@@ -97,6 +87,14 @@ def complete(*sinks: Any) -> None:
 def accepted(sink: Any, batch: MessageBatch) -> MessageBatch:
     refused = dict(sink.refused(batch))
     return batch.take([row for row in range(len(batch)) if row not in refused])
+
+
+def write(sink: Any, batch: MessageBatch) -> MessageBatch:
+    """Write what is not refused, and return it."""
+    taken = accepted(sink, batch)
+    if len(taken):
+        sink.write(taken)
+    return taken
 
 
 @attrs.frozen
@@ -126,9 +124,7 @@ class Destination:
         """Write and flush each batch, then finish. Return what was not refused. ``continues``: with a new sink after each."""
         sink, written = self.sink(), []
         for batch in batches:
-            written.append(accepted(sink, batch))
-            if len(written[-1]):
-                sink.write(written[-1])
+            written.append(write(sink, batch))
             token = flushed(sink)
             if continues:
                 sink.close()
