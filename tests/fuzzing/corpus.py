@@ -43,6 +43,24 @@ _RECORDS = [
 CHECKSUM = SegmentFormatV2(FormatContext(NoOptions(), tuple(_RECORDS), "checksum"))
 
 
+Family = Callable[[int], bytes]
+"""What makes an input of about so many bytes."""
+
+
+def filled(pattern: bytes, head: bytes = b"") -> Family:
+    return lambda size: head + pattern * (size // len(pattern))
+
+
+def numbered(head: bytes, pattern: bytes, end: bytes = b"") -> Family:
+    """So many members, after their number."""
+    return lambda size: head + (size // len(pattern)).to_bytes(4) + pattern * (size // len(pattern)) + end
+
+
+def terms_of(pattern: bytes) -> Family:
+    """An Erlang list of so many."""
+    return numbered(b"\x83l", pattern, b"j")
+
+
 def corpus(make: Callable[..., Iterable[Member]]) -> Callable[..., list[Member]]:
     """Make the members once, and tell each of the others."""
 

@@ -5,28 +5,20 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from collections.abc import Callable
 from random import Random
 
 from fuzzing import messages, rabbitmq
-from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, Form, frame, real, written
+from fuzzing.corpus import CHECKSUM, HINTED, NARROW, V1, V2, WIDE, Family, Form, filled, frame, real, terms_of, written
 from msgstore.engine.segment.hints import write_hint
 from msgstore_ets_index import snapshot
-
-Family = Callable[[int], bytes]
-"""What makes an input of about so many bytes."""
 
 
 def _ids(count: int) -> list[bytes]:
     return [n.to_bytes(16) for n in range(count)]
 
 
-def _filled(pattern: bytes, head: bytes = b"") -> Family:
-    return lambda size: head + pattern * (size // len(pattern))
-
-
 def _v2(pattern: bytes) -> Family:
-    return _filled(pattern, V2.header)
+    return filled(pattern, V2.header)
 
 
 def _chain(count: int) -> bytes:
@@ -117,28 +109,23 @@ def _hint(segment_size: int, *columns: str) -> Family:
     return make
 
 
-def _terms(term: bytes) -> Family:
-    """A list of so many."""
-    return lambda size: b"\x83l" + (size // len(term)).to_bytes(4) + term * (size // len(term)) + b"j"
-
-
 def _bomb(filling: bytes) -> Family:
     """A compressed term of a hundred times ``size``; what is inflated is a thousand times what is stored."""
 
     def make(size: int) -> bytes:
-        term = _terms(filling)(size * 100)[1:]
+        term = terms_of(filling)(size * 100)[1:]
         return b"\x83P" + len(term).to_bytes(4) + zlib.compress(term, 9)
 
     return make
 
 
-ZEROS = {"zeros": _filled(b"\0")}
+ZEROS = {"zeros": filled(b"\0")}
 SEGMENTS_V1 = ZEROS | {
-    "end marks": _filled(b"\xff"),
-    "ones": _filled(b"\1"),
-    "half zeros": _filled(bytes(7) + b"\x10"),
-    "sizes everywhere": _filled(bytes(5) + b"\x10\xff\xff"),
-    "phantoms": _filled(bytes(6) + b"\x01\x10" + b"\xff" * 300),
+    "end marks": filled(b"\xff"),
+    "ones": filled(b"\1"),
+    "half zeros": filled(bytes(7) + b"\x10"),
+    "sizes everywhere": filled(bytes(5) + b"\x10\xff\xff"),
+    "phantoms": filled(bytes(6) + b"\x01\x10" + b"\xff" * 300),
     "least records": _many(V1, 25),
     "overlapping": _overlapping_v1,
     "mixed": _mixed(V1),
@@ -170,7 +157,7 @@ CHECKSUMS = SEGMENTS_V2 | {
     "false ends and checksums, each nearer": _false_ends(4, -1),
     "mixed": _mixed(CHECKSUM),
 }
-JSON = {"lists": _filled(b"["), "objects": _filled(b'{"a":'), "digits": _filled(b"9")}
+JSON = {"lists": filled(b"["), "objects": filled(b'{"a":'), "digits": filled(b"9")}
 EXTREMES: dict[str, dict[str, Family]] = {
     "v1-scan": SEGMENTS_V1,
     "v2-scan": SEGMENTS_V2,
@@ -196,21 +183,21 @@ EXTREMES: dict[str, dict[str, Family]] = {
         "numbers": lambda size: b"{client_refs,[<<" + b"1," * (size // 2) + b"1>>]}.",
         "names": lambda size: b"{client_refs,[" + b",".join(b"<<%d>>" % (n % 256) for n in range(size // 7)) + b"]}.",
         "different names": lambda size: b"{client_refs,[" + b",".join(b'<<"%d">>' % n for n in range(size // 12)) + b"]}.",
-        "blanks": _filled(b" ", b"{client_refs,["),
-        "begins": _filled(b"{client_refs"),
-        "begins with blanks": _filled(b"{ "),
-        "open": _filled(b"<<1,", b"{client_refs,["),
-        "quotes": _filled(b'"', b"{client_refs,[<<"),
+        "blanks": filled(b" ", b"{client_refs,["),
+        "begins": filled(b"{client_refs"),
+        "begins with blanks": filled(b"{ "),
+        "open": filled(b"<<1,", b"{client_refs,["),
+        "quotes": filled(b'"', b"{client_refs,[<<"),
     },
-    "lock-file": {"digits": _filled(b"9"), "blanks": _filled(b" ")},
+    "lock-file": {"digits": filled(b"9"), "blanks": filled(b" ")},
     "erlang-term": {
-        "nils": _terms(b"j"),
-        "tuples in tuples": _filled(b"h\1", b"\x83"),
-        "lists in lists": _filled(b"l\0\0\0\1", b"\x83"),
-        "atoms": _terms(b"w\1a"),
-        "large atoms": _terms(b"d\0\xff" + b"a" * 255),
+        "nils": terms_of(b"j"),
+        "tuples in tuples": filled(b"h\1", b"\x83"),
+        "lists in lists": filled(b"l\0\0\0\1", b"\x83"),
+        "atoms": terms_of(b"w\1a"),
+        "large atoms": terms_of(b"d\0\xff" + b"a" * 255),
         "a large number": lambda size: b"\x83o" + size.to_bytes(4) + b"\0" + b"\xff" * size,
-        "floats": _terms(b"c" + b"1" * 9 + b".5" + bytes(20)),
+        "floats": terms_of(b"c" + b"1" * 9 + b".5" + bytes(20)),
         "funs": lambda size: b"\x83" + b"u\0\0\0\1gw\1n" + (bytes(9) + b"w\1ma\1a\1u\0\0\0\1gw\1n") * (size // 24),
         "bomb of nils": _bomb(b"j"),
         "bomb of zeros": _bomb(b"m" + (2**20).to_bytes(4) + bytes(2**20)),

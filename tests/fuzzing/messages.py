@@ -8,13 +8,13 @@ import re
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing.corpus import DATA, corpus
+from fuzzing.corpus import DATA, Family, corpus, filled
 from fuzzing.mutations import Member
 from msgstore.contract import MessageBatch, SourceContext, SourceDamage
 from msgstore.jobs.messages.rows import batch_of, parse_line, queue_of, rows_of
@@ -33,7 +33,6 @@ from msgstore_rocketmq_log.queues import TopicQueue, build_queues
 from msgstore_rocketmq_log.reflow import LAYOUTS, NotDeliverableError, to_v1, to_v2
 from msgstore_rocketmq_log.source import RocketmqSource
 
-Family = Callable[[int], bytes]
 NOW_MS = 1_700_000_000_000
 BEGIN = 1024
 """Offset of the first file of each commit log."""
@@ -413,16 +412,9 @@ def make_index(head: int) -> Family:
     return make
 
 
-def wrong_sums(size: int) -> bytes:
-    """Records whose sizes are right, and whose checksum is not."""
-    one = bytearray(record(BEGIN, 0, "T", b"x" * 20))
-    one[8] ^= 1
-    return bytes(one) * (size // len(one))
-
-
 def magics(total: int) -> Family:
     """Magics behind magics, each with a size that reaches far behind the next."""
-    return lambda size: (total.to_bytes(4) + v1.MAGIC.to_bytes(4)) * (size // 8)
+    return filled(total.to_bytes(4) + v1.MAGIC.to_bytes(4))
 
 
 def given_back(size: int) -> bytes:
@@ -431,34 +423,37 @@ def given_back(size: int) -> bytes:
     return encode_addx(b"x", 0, 0) * (size // 60) + steps * (size // 20)
 
 
-ADD = encode_addx(b"", 0, 0)
-JSON = {"lists": b"[", "objects": b'{"a":', "digits": b"9", "keys": b'{"a":1,', "quotes": b'"', "bare keys": b"{1:{"}
+ADD, SOUND = encode_addx(b"", 0, 0), record(BEGIN, 0, "T", b"x" * 20)
+JSON = {
+    "lists": filled(b"["), "objects": filled(b'{"a":'), "digits": filled(b"9"), "keys": filled(b'{"a":1,'),
+    "quotes": filled(b'"'), "bare keys": filled(b"{1:{"),
+}  # fmt: skip
 EXTREMES: dict[str, dict[str, Family]] = {
     "kestrel-journal": {
-        "items": lambda size: ADD * (size // 21),
-        "removes": lambda size: b"\1" * size,
+        "items": filled(ADD),
+        "removes": filled(b"\1"),
         "reserved": lambda size: ADD * (size // 26) + encode_xid(REMOVE_TENTATIVE_XID, 1) * (size // 26),
         "given back": given_back,
     },
     "rocketmq-log": {
         "zeros": bytes,
-        "wrong sums": wrong_sums,
+        "wrong sums": filled(SOUND[:8] + bytes([SOUND[8] ^ 1]) + SOUND[9:]),
         "small magics": magics(91),
         "large magics": magics(2**16),
     },
     "rocketmq-record": {"body": lambda size: record(BEGIN, 0, "T", bytes(size))},
     "rocketmq-v2": {"body": lambda size: to_v2(record(BEGIN, 0, "T", bytes(size))).encode()},
     "rocketmq-index": {"zeros": bytes, "empty slots": make_index(0), "full slots": make_index(1)},
-    "rocketmq-queue": {"entries": lambda size: struct.pack(">qiq", 1, 1, 1) * (size // 20)},
-    "rocketmq-batch": {"messages": lambda size: BATCH * (size // len(BATCH))},
+    "rocketmq-queue": {"entries": filled(struct.pack(">qiq", 1, 1, 1))},
+    "rocketmq-batch": {"messages": filled(BATCH)},
     "rocketmq-store": {
         "batch": one_batch,
         "entries": one_record_often,
         "groups": many_groups,
         "escapes": lambda size: store_of(b"", ("config/topics.json", b'{"topicConfigTable": "' + b'\\"' * (size // 2))),
     },
-    "rocketmq-config": {kind: partial(lambda text, size: text * (size // len(text)), text) for kind, text in JSON.items()},
-    "json-line": {kind: partial(lambda text, size: text * (size // len(text)), text) for kind, text in JSON.items()},
+    "rocketmq-config": JSON,
+    "json-line": JSON,
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+import attrs
+
 INTERESTING = (0, 1, 2, 4, 5, 7, 8, 15, 16, 20, 21, 24, 25, 26, 127, 128, 255, 256, 511, 512, 2**16 - 1, 2**31 - 1, 2**31,
                2**32 - 1, 2**32, 2**40 - 1, 2**63 - 1, 2**63, 2**64 - 1)  # fmt: skip
 """What a size or a count is overwritten with, beside the file's own size and its neighbours."""
@@ -18,17 +20,15 @@ KINDS = (
 )  # fmt: skip
 
 
+@attrs.define(eq=False)
 class Member:
     """A good file, and what the mutations may know of it."""
 
-    __slots__ = ("data", "fields", "others")
-
-    def __init__(self, data: bytes, fields: Sequence[int] = ()) -> None:
-        self.data = data
-        self.fields = fields
-        """Offsets where records, sizes or counts stand."""
-        self.others: Sequence[Member] = ()
-        """What it is spliced with."""
+    data: bytes
+    fields: Sequence[int] = ()
+    """Offsets where records, sizes or counts stand."""
+    others: Sequence[Member] = ()
+    """What it is spliced with."""
 
 
 def mutated(random: Random, member: Member) -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
 from typing import Any
 
 from erlang_terms import encode, to_term
-from fuzzing.corpus import SMALL, corpus, real
+from fuzzing.corpus import SMALL, Family, corpus, filled, numbered, real, terms_of
 from fuzzing.mutations import Member
 from rabbitmq_files import index_v1, index_v2
 from rabbitmq_files.messages import MessageError, encode_message, read_message
@@ -19,8 +19,6 @@ from rabbitmq_files.node_tables import NodeTables, durable_queues, read_tables, 
 from rabbitmq_files.properties import PropertiesError, add_headers, encode_header, encode_properties, read_properties
 from rabbitmq_files.tables import CLOSED, LOG_MAGIC, OPEN, Table, read_dets, read_log
 from rabbitmq_files.terms import Atom, decode
-
-Family = Callable[[int], bytes]
 
 # -- terms and messages -------------------------------------------------------------------------------------------------------
 
@@ -274,15 +272,6 @@ def listed(found: tuple[Table, Table, NodeTables], data: bytes, member: Member) 
 # -- extremes -----------------------------------------------------------------------------------------------------------------
 
 
-def filled(pattern: bytes, head: bytes = b"") -> Family:
-    return lambda size: head + pattern * (size // len(pattern))
-
-
-def large(head: bytes, pattern: bytes, end: bytes = b"") -> Family:
-    """So many members, after their number."""
-    return lambda size: head + (size // len(pattern)).to_bytes(4) + pattern * (size // len(pattern)) + end
-
-
 def one_hash(size: int) -> bytes:
     """A log with keys that are integers whose hash is 0."""
     keys = (b"n\x0a\0" + (number * (2**61 - 1)).to_bytes(10, "little") for number in range(1, size // 40))
@@ -295,12 +284,12 @@ def table(inner: bytes) -> Family:
 
 EXTREMES: dict[str, dict[str, Family]] = {
     "rabbitmq-term": {
-        "nils": large(b"\x83l", b"j", b"j"),
-        "atoms": large(b"\x83l", b"w\1a", b"j"),
+        "nils": terms_of(b"j"),
+        "atoms": terms_of(b"w\1a"),
         "tuples in tuples": filled(b"h\1", b"\x83"),
         "lists in lists": filled(b"l\0\0\0\1", b"\x83"),
         "claims": filled(b"l\xff\xff\xff\xff", b"\x83"),
-        "integers as keys": large(b"\x83t", b"n\x08\0" + b"\xff" * 7 + b"\x1fj"),
+        "integers as keys": numbered(b"\x83t", b"n\x08\0" + b"\xff" * 7 + b"\x1fj"),
         "binaries as keys": lambda size: b"\x83t" + (size // 10).to_bytes(4) + b"".join(
             encode(number.to_bytes(4)) + b"j" for number in range(size // 10)
         ),
