@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -44,6 +45,15 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fast_hashes_of_options() -> Iterator[None]:
+    """Hash the options of conversions with the least work. They cost 10 ms each, so that nobody guesses secrets from them."""
+    scrypt = hashlib.scrypt
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hashlib, "scrypt", lambda *given, **options: scrypt(*given, **options | {"n": 2}))
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)  # tests/wheels.py runs without xdist
