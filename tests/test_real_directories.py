@@ -165,6 +165,7 @@ class Combining:
 
     def __init__(self, path: Path) -> None:
         self.real = RealDirectory.load("v1_clean")
+        self.live = self.real.refcounts.keys()
         self.path = self.real.copy(path)
         for name in BROKERS:
             (self.path / name).unlink()  # it was killed
@@ -180,7 +181,7 @@ class Combining:
     def _live(self, segment):
         path = self.path / segment["name"]
         data = path.read_bytes()
-        live = [r for r in segment["records"] if bytes.fromhex(r["id"]) in self.real.refcounts]
+        live = [r for r in segment["records"] if bytes.fromhex(r["id"]) in self.live]
         return path, [data[r["offset"] : r["offset"] + r["total_size"]] for r in live]
 
     def killed(self, step: str) -> None:

@@ -27,7 +27,7 @@ from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec, backends_of
 from msgstore.testing.faults import FailingFiles, RecordingFiles, UnsyncedFiles, stopped
 from msgstore.writer_lock import WriterLock
-from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, flip, needs_foreign, stops
+from support import ACME_CELLS, CELLS, FOREIGN_CELLS, Cell, flip, needs_foreign, slow, stops
 
 Messages = list[tuple[bytes, bytes]]
 LIMIT = 2**20
@@ -182,7 +182,7 @@ def test_references_of_parts_are_summed(target: StoreSpec, tmp_path: Path) -> No
     assert not beside(tmp_path / "store")
 
 
-@pytest.mark.parametrize("name", ["ets-v2", "lmdb-v2-checksum", "lmdb-v2-audit"])
+@pytest.mark.parametrize("name", ["lmdb-v2-checksum", slow("ets-v2"), slow("lmdb-v2-audit")])
 @pytest.mark.parametrize("where", ["one part", "two parts"])
 def test_copies_of_an_id_are_merged(name: str, where: str, tmp_path: Path) -> None:
     """With the same body one is kept; an id with two bodies is an error that names it."""
