@@ -176,6 +176,13 @@ AUDIT = "acme_audit_record.record:AuditRecord"
 AUDITED = {"record": "audit", "format": {"use": "v2", "records": {"audit": 200}}}
 
 
+@pytest.fixture
+def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of audit records in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return filled(Path("store"), [(A, b"body")], **AUDITED)
+
+
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize(
     ("change", "said"),
@@ -222,11 +229,9 @@ def test_flush_refuses_sizes_that_do_not_fit(change, said, typed, tmp_path, monk
         ("fields", "get store {A} --fields"),
     ],
 )
-def test_command_names_record_type_that_raises(method, verb, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("audited")
+def test_command_names_record_type_that_raises(method, verb, monkeypatch):
     """Not the format, which calls it: to install that again would not help."""
-    monkeypatch.chdir(tmp_path)
-    with msgstore.open_store("store", **AUDITED) as store, store.client() as client:
-        client.write(A, b"body")
     Path("msgstore.toml").write_text('[stores.store]\npath = "store"\nrecord = "audit"\n')
     if verb.startswith("salvage"):
         verb += " --record audit"
@@ -239,15 +244,12 @@ def test_command_names_record_type_that_raises(method, verb, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("verb", ["get store {A}", "messages store", "convert store new --sink jsonl", "verify store"])
-def test_command_names_record_type_that_decodes_text(verb, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with msgstore.open_store("store", **AUDITED) as store, store.client() as client:
-        client.write(A, b"body")
+def test_command_names_record_type_that_decodes_text(verb, audited, monkeypatch):
     monkeypatch.setattr(f"{AUDIT.replace(':', '.')}.decode", lambda *_: "text")
     stderr = command(*verb.format(A=A.hex()).split(), code=2).stderr
     assert re.search(r"store.*'v2' of msgstore-format-v2 .* or the record type 'audit' of acme-audit-record", stderr)
     assert "failed in decode: TypeError: a body is bytes, not str" in stderr
-    with open_with(tmp_path / "store", **AUDITED) as store:
+    with open_with(audited, **AUDITED) as store:
         for call in (lambda: store.read(A), lambda: store.read_many([A])):
             with pytest.raises(BrokenPlugin, match=r"'audit' of acme-audit-record.* not str"):
                 call()

@@ -12,19 +12,7 @@ import pytest
 
 import msgstore
 from msgstore.testing.faults import RecordingFiles
-from support import (
-    DATA,
-    DIRECTORIES,
-    RealDirectory,
-    catalogue,
-    counts_file,
-    filled,
-    hashes,
-    json_of,
-    open_with,
-    slow,
-    unchanged,
-)
+from support import DATA, DIRECTORIES, RealDirectory, counts_file, filled, hashes, json_of, open_with, slow, unchanged
 from support import counts as references_of
 
 BROKERS = {"clean.dot", "msg_store_index.ets", "file_summary.ets"}
@@ -226,8 +214,8 @@ def test_leftover_of_killed_combination_loses_nothing(step, index, tmp_path):
         assert hashes(store) == real.live
 
 
-@pytest.mark.skipif("ets" not in catalogue().names("index"), reason="pip install ./plugins/ets_index")
 def test_tools_read_leftover_as_segment(tmp_path):
+    pytest.importorskip("msgstore_ets_index")
     combining = Combining(tmp_path)
     combining.killed("when the left one is cut")
     path, live = combining.path, {msg_id.hex() for msg_id in combining.real.live}

@@ -86,14 +86,8 @@ class Machine:
         self.site = path / "site-packages"
         self._monkeypatch = monkeypatch
         self._stack = contextlib.ExitStack()
-        self._hidden = {
-            "foreign-backends",
-            "acme-audit-record",
-            "acme-aes-body",
-            "acme-zstd-body",
-            "acme-stamped-format",
-            "acme-sqlite-index",
-        }
+        self._hidden = {"foreign-backends"}
+        self._hidden |= {f"acme-{name}" for name in ("audit-record", "aes-body", "zstd-body", "stamped-format", "sqlite-index")}
         """Strangers of tests and examples: the page is of a machine that does not have them."""
         monkeypatch.setattr(loader, "INSTALLATION_SECONDS", 0)  # no installation goes on meanwhile: 15 ms for each command
         self._hide()
@@ -215,11 +209,8 @@ class Options:
 
 
 def stamped(machine: Machine, default: str = ' = "utc"') -> None:
-    descriptor = (
-        "RecordTypeDescriptor(name='stamped', contract=(1, 0), factory='acme_stamped_plugin:MessageRecord', format='v2', "
-        "options=Options)"
-    )
-    head = STAMPED.format(default)
+    members = "name='stamped', contract=(1, 0), factory='acme_stamped_plugin:MessageRecord', format='v2', options=Options"
+    descriptor, head = f"RecordTypeDescriptor({members})", STAMPED.format(default)
     machine.install("acme-stamped", "0.3.0", "stamped", "msgstore_record_types", descriptor, head=head)
 
 
@@ -475,6 +466,17 @@ def test_missing_option_of_source_or_sink_is_shown(machine, kind):
     assert told in command("convert", machine.store, machine.path / "to.jsonl", f"--{kind}", "packs", code=2).stderr
 
 
+def packing_codec(machine: Machine, head: str) -> None:
+    """A codec ``packs`` with the ``Options`` that are defined in the code ``head``."""
+    descriptor = "BodyCodecDescriptor(name='packs', contract=(1, 0), factory='acme_packs_plugin:codec', options=Options)"
+    machine.install("acme-packs", "1.0", "packs", "msgstore_body_codecs", descriptor, head=head)
+
+
+def problems() -> list[str]:
+    """Return what ``plugins --check`` finds."""
+    return [row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem"]
+
+
 OPTION_TYPES = (
     "int, float, bool, str, Literal, Path, Size, Duration, tuple[str, ...], or an attrs class, "
     "each also | None. For bytes take hexadecimal text"
@@ -494,10 +496,8 @@ OPTION_TYPES = (
 )
 def test_plugins_check_finds_option_of_another_type(machine, option, problem):
     head = f"import attrs\n@attrs.frozen\nclass Options:\n    {option}\ndef codec(options): pass\n"
-    descriptor = "BodyCodecDescriptor(name='packs', contract=(1, 0), factory='acme_packs_plugin:codec', options=Options)"
-    machine.install("acme-packs", "1.0", "packs", "msgstore_body_codecs", descriptor, head=head)
-    found = [row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem"]
-    assert found[0].endswith(problem)
+    packing_codec(machine, head)
+    assert problems()[0].endswith(problem)
 
 
 def test_plugins_check_takes_defaults_that_no_file_can_have(machine):
@@ -509,10 +509,8 @@ def test_plugins_check_takes_defaults_that_no_file_can_have(machine):
         "    mode: Mode = Mode.FAST\n    pair: tuple[str, int] = ('a', 1)\n"
         "def codec(options): pass\n"
     )
-    descriptor = "BodyCodecDescriptor(name='packs', contract=(1, 0), factory='acme_packs_plugin:codec', options=Options)"
-    machine.install("acme-packs", "1.0", "packs", "msgstore_body_codecs", descriptor, head=head)
-    found = [row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem"]
-    assert not [message for message in found if "default" in message]
+    packing_codec(machine, head)
+    assert not [message for message in problems() if "default" in message]
 
 
 @pytest.mark.parametrize("verb", ["detect", "queues", "messages", "convert"])
@@ -614,7 +612,7 @@ def test_factory_not_importable_is_a_problem(machine, factory, said):
     rocks(machine, factory=factory)
     assert list(msgstore.load_catalogue().problems()) == []  # what is not selected is not imported
     command("plugins")
-    [problem] = (row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem")
+    [problem] = problems()
     assert said in problem
     assert "'rocks' of acme-rocks 1.4.0" in problem
     assert "cannot be imported" in problem
@@ -659,8 +657,7 @@ def test_failures_of_plugins_are_one_line_each(machine):
     rocks(machine, head=fault)
     descriptor = "BodyCodecDescriptor(name='odd', contract=(1, 0), factory='acme_odd_plugin:odd')"
     machine.install("acme-odd", "1.0", "odd", "msgstore_body_codecs", descriptor, head=f"def odd(options): {fault}")
-    problems = [row["message"] for row in json_of("plugins", "--check", code=2) if row["kind"] == "problem"]
-    assert [("ValueError: first" in problem, "\n" in problem) for problem in problems] == [(True, False)] * 2
+    assert [("ValueError: first" in problem, "\n" in problem) for problem in problems()] == [(True, False)] * 2
     machine.file.write_text(f'{TABLE}gc = "fast"\n')
     with pytest.raises(msgstore.PluginError, match=r"Failed to load: acme-rocks 1.* Try: mend what failed to load,"):
         msgstore.load_config(machine.file).open("orders")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import random
 import sys
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import attrs
 import pytest
@@ -19,6 +21,7 @@ from msgstore.contract import StoreClosed, StoreError, StoreIOError
 from msgstore_kestrel_journal import replay
 from msgstore_kestrel_journal.disk import Disk
 from msgstore_kestrel_journal.journal import Journal, JournalOptions
+from support import failing
 
 TINY = JournalOptions(
     default_journal_size=300, max_memory_size=200, max_journal_size=700, min_journal_compact_delay=0, sync_journal=None
@@ -414,27 +417,20 @@ def test_torn_end_is_cut(tail, tmp_path):
     journal.close()
 
 
-class FullDisk(Disk):
-    """Writes a part of one record, and fails."""
-
-    full = False
-
-    def append(self, fd: int, data: bytes) -> None:
-        if self.full:
-            super().append(fd, data[:3])
-            raise OSError(28, "No space left on device")
-        super().append(fd, data)
-
-
 def test_full_disk_changes_nothing(tmp_path):
-    disk = FullDisk()
+    """A disk that takes a part of one record, and fails."""
+    disk = Disk()
     journal = open_journal(tmp_path, disk, JournalOptions(sync_journal=None))
     journal.add(b"a")
-    disk.full = True
-    for call_it in (lambda: journal.add(b"b"), journal.remove, journal.remove_tentative):
-        with pytest.raises(StoreIOError, match=r"No space left on device\. Nothing was changed"):
-            call_it()
-    disk.full = False
+
+    def append(fd: int, data: bytes) -> None:
+        Disk.append(disk, fd, data[:3])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with mock.patch.object(disk, "append", append):
+        for call_it in (lambda: journal.add(b"b"), journal.remove, journal.remove_tentative):
+            with pytest.raises(StoreIOError, match=r"No space left on device\. Nothing was changed"):
+                call_it()
     journal.add(b"c")
     end_without_close(journal)
     assert drained(tmp_path) == [b"a", b"c"]
@@ -509,9 +505,7 @@ def test_item_whose_removal_fills_the_disk_is_given_out(tmp_path):
 
     class Full(Disk):
         def open_append(self, path: Path) -> int:
-            if "~~" in path.name:
-                raise OSError(28, "No space left on device")
-            return super().open_append(path)
+            return failing(errno.ENOSPC)() if "~~" in path.name else super().open_append(path)
 
     options = JournalOptions(default_journal_size=10, min_journal_compact_delay=0, sync_journal=None)
     journal = open_journal(tmp_path, Full(), options)
@@ -554,11 +548,9 @@ def test_live_file_is_synced_before_a_packed_file_counts(tmp_path):
 
 
 def test_failed_sync_closes(tmp_path):
-    class Failing(Disk):
-        def sync(self, fd: int) -> None:
-            raise OSError(5, "Input/output error")
-
-    journal = open_journal(tmp_path, Failing(), JournalOptions(sync_journal=0))
+    disk = Disk()
+    journal = open_journal(tmp_path, disk, JournalOptions(sync_journal=0))
+    disk.sync = failing(errno.EIO)
     with pytest.raises(StoreIOError, match="The journal is closed"):
         journal.add(b"a")
     with pytest.raises(StoreClosed):
@@ -566,13 +558,9 @@ def test_failed_sync_closes(tmp_path):
 
 
 def test_late_sync(tmp_path):
-    synced = []
-
-    class Counting(Disk):
-        def sync(self, fd: int) -> None:
-            synced.append(fd)
-
-    journal = open_journal(tmp_path, Counting(), JournalOptions(sync_journal=1000))
+    disk, synced = Disk(), []
+    disk.sync = synced.append
+    journal = open_journal(tmp_path, disk, JournalOptions(sync_journal=1000))
     journal.add(b"a")
     assert not synced
     journal._timer.function()

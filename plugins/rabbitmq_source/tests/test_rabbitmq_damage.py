@@ -196,16 +196,21 @@ def test_repair_names_what_it_cannot_copy_and_deletes_nothing(node, tmp_path):
     assert (tmp_path / ".copy.msgstore-repair/own").exists()
 
 
-def test_tables_that_cannot_be_read_are_named(tmp_path, monkeypatch):
-    node = unpack(tmp_path)
+def let_reads_fail(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Path], bool], error: int) -> None:
+    """Let the source fail to read some files."""
     read = opening._read
 
     def failing(files, path):
-        if path.suffix in (".LOG", ".DCD", ".DCL"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        if fails(path):
+            raise OSError(error, os.strerror(error), str(path))
         return read(files, path)
 
     monkeypatch.setattr(opening, "_read", failing)
+
+
+def test_tables_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+    node = unpack(tmp_path)
+    let_reads_fail(monkeypatch, lambda path: path.suffix in (".LOG", ".DCD", ".DCL"), errno.EACCES)
     assert "rabbit_vhost.DCD: cannot be read: Permission denied" in run("definitions", node, code=2)
 
 
@@ -243,14 +248,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_file_that_cannot_be_read_costs_its_messages_only(node, name, monkeypatch):
     place, most = UNREADABLE[name]
-    read = opening._read
-
-    def failing(files, path):
-        if path == node / place:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read(files, path)
-
-    monkeypatch.setattr(opening, "_read", failing)
+    let_reads_fail(monkeypatch, lambda path: path == node / place, errno.EIO)
     lost, damage = compared(node)
     assert lost <= most
     assert (str(place), "cannot be read: Input/output error") in {(span.file, span.reason) for span in damage}
