@@ -121,43 +121,35 @@ def test_bad_bytes_are_refused(raw, reason):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"),
+    ("encode", "given"),
     [
-        ("float", 1e300), ("double", 10**400), ("long", 2**63), ("timestamp", -1), ("timestamp", 1.5), ("decimal", (256, 1)),
-        ("decimal", 5), ("bool", "maybe"), ("bool", [1]), ("longstr", 5), ("longstr", "text"), ("table", 5), ("table", [5]),
-        ("table", [(b"k", ["x"], 1)]), ("table", [(5, "void", 1)]), ("table", [(b"k" * 256, "void", 1)]), ("array", [5]),
-        ("array", 5), ("short", 2**15), ("short", "x"), ("other", 1), (["list"], 1), (b"longstr", b"x"),
-    ],
-)  # fmt: skip
-def test_wrong_value_in_a_decoded_header_is_refused(kind, value):
-    with pytest.raises(PropertiesError):
-        encode_header(b"n", kind, value)
-
-
-@pytest.mark.parametrize("record", [[], ["P_basic"], ["P_basix"] * 15, ["P_basic", 5, *["undefined"] * 13],
-                                    ["P_basic", "undefined", "undefined", 5, *["undefined"] * 11]])  # fmt: skip
-def test_wrong_p_basic_is_refused(record):
-    with pytest.raises(PropertiesError):
-        encode_p_basic(record)
-
-
-@pytest.mark.parametrize(
-    ("properties", "headers"),
-    [
-        ({"headers": {}}, None), ({"typ": "x"}, None), ({"type": "x" * 256}, None), ({"type": 5}, None),
-        ({"type": ["x"]}, None), ({"type": {}}, None), ({"type": {"$bytes": "?"}}, None), ({"priority": 256}, None),
-        ({"priority": "4"}, None), ({"timestamp": -1}, None), ({"timestamp": 1.5}, None), ({"type": "\ud800"}, None),
-        *(({}, headers) for headers in (
+        *((encode_header, (b"n", kind, value)) for kind, value in (
+            ("float", 1e300), ("double", 10**400), ("long", 2**63), ("timestamp", -1), ("timestamp", 1.5),
+            ("decimal", (256, 1)), ("decimal", 5), ("bool", "maybe"), ("bool", [1]), ("longstr", 5), ("longstr", "text"),
+            ("table", 5), ("table", [5]), ("table", [(b"k", ["x"], 1)]), ("table", [(5, "void", 1)]),
+            ("table", [(b"k" * 256, "void", 1)]), ("array", [5]), ("array", 5), ("short", 2**15), ("short", "x"), ("other", 1),
+            (["list"], 1), (b"longstr", b"x"),
+        )),
+        *((encode_p_basic, (record,)) for record in (
+            [], ["P_basic"], ["P_basix"] * 15, ["P_basic", 5, *["undefined"] * 13],
+            ["P_basic", "undefined", "undefined", 5, *["undefined"] * 11],
+        )),
+        *((encode_properties, (properties, None)) for properties in (
+            {"headers": {}}, {"typ": "x"}, {"type": "x" * 256}, {"type": 5}, {"type": ["x"]}, {"type": {}},
+            {"type": {"$bytes": "?"}}, {"priority": 256}, {"priority": "4"}, {"timestamp": -1}, {"timestamp": 1.5},
+            {"type": "\ud800"},
+        )),
+        *((encode_properties, ({}, headers)) for headers in (
             {"\ud800": 1}, {"k": "\ud800"}, {"k" * 256: 1}, {"k": 2**63}, {"k": b"bytes"}, {"k": object()},
         )),
-        *(({}, {"k": {name: value}}) for name, value in (
+        *((encode_properties, ({}, {"k": {name: value}})) for name, value in (
             ("$bytes", "?"), ("$timestamp", -1), ("$decimal", "x"), ("$decimal", 5), ("$float", "x"), ("$float", 10**400),
         )),
     ],
 )  # fmt: skip
-def test_wrong_json_value_is_refused(properties, headers):
+def test_wrong_value_is_not_encoded(encode, given):
     with pytest.raises(PropertiesError):
-        encode_properties(properties, headers)
+        encode(*given)
 
 
 def test_deep_json_is_refused():
