@@ -38,6 +38,7 @@ from msgstore.contract import Capability, Combine, Compact, Drop, GcPolicyDescri
 from msgstore.files import Files
 from msgstore.jobs.inputs import find_inputs
 from msgstore.plugins.loader import Provider, Registration
+from support import filled
 
 COMPACTED = store_of("v2_compacted")
 
@@ -182,8 +183,7 @@ def test_plan_of_policy_is_what_it_does(name, tmp_path, draw):
 def test_page_bounds_list_of_damage(tmp_path, draw):
     """It names record types of third parties, and marks segments that no policy may touch."""
     keys = {"record": "checksum", "format": {"use": "v2", "records": {"checksum": 200}}}
-    with msgstore.open_store(tmp_path / "store", **keys) as store, store.client() as client:
-        client.write_many((n.to_bytes(16), b"body") for n in range(MAX_LISTED_SPANS + 51))
+    filled(tmp_path / "store", ((n.to_bytes(16), b"body") for n in range(MAX_LISTED_SPANS + 51)), **keys)
     data = bytearray((tmp_path / "store" / "0.sqs").read_bytes())
     for offset in range(64, len(data) - 29, 29):
         data[offset + 28] ^= 1

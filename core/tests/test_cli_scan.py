@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import msgstore
 from core_support import BROKER, STORES, columns, flip, manifest_of, objects, rows_of, run, store_of
 from msgstore.cli.commands import scan as scan_verb
 from msgstore.scan import scan_file
+from support import filled
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -53,8 +53,7 @@ def test_scan_of_corrupt_case_has_exit_code(case, options, state, duplicates):
 
 
 def test_scan_knows_bound_type_byte(tmp_path):
-    with msgstore.open_store(tmp_path, record="checksum") as store, store.client() as client:
-        client.write(b"\x11" * 16, b"body")
+    filled(tmp_path, [(b"\x11" * 16, b"body")], record="checksum")
     [remembered] = rows_of("scan", tmp_path)
     assert remembered["records"] == [{"offset": 64, "size": 29, "type": 4, "record": "checksum", "id": "11" * 16}]
     assert "1 checksum" in run("scan", tmp_path).stdout

@@ -26,7 +26,7 @@ from core_support import (
     store_of,
 )
 from msgstore.cli.main import main
-from support import slow
+from support import filled, slow
 
 ID = "00112233445566778899aabbccddeeff"
 READING = ("scan", "map", "info", "verify", "scrub", "ls")
@@ -66,8 +66,7 @@ def test_verb_makes_no_store_that_is_only_configured(words, tmp_path):
 
 
 def make_store(path, count, size, **keys):
-    with msgstore.open_store(path, **keys) as store, store.client() as client:
-        client.write_many((id_of(n), (b"body %d" % n).ljust(size, b"x")) for n in range(count))
+    filled(path, ((id_of(n), (b"body %d" % n).ljust(size, b"x")) for n in range(count)), **keys)
 
 
 @pytest.mark.parametrize(("index", "stop"), [("ets", "clean"), ("lmdb", "dirty"), slow("ets", "dirty"), slow("lmdb", "clean")])

@@ -23,6 +23,7 @@ from msgstore.engine.stats import StoredMessage
 from msgstore.files import Files
 from msgstore.locations import pack_location
 from msgstore.scan import FormatSet
+from support import filled
 
 IDS = [n.to_bytes(2, "big") * 8 for n in range(100)]
 SCRUB, RESUMING = ("scrub",), ("verify", "--resume")
@@ -59,8 +60,7 @@ def store(tmp_path):
     """Ten segments of ten checksummed messages."""
     path = tmp_path / "store"
     keys = {"record": "checksum", "file_size_limit": SEGMENT, "gc_interval": 0}
-    with msgstore.open_store(path, **keys) as opened, opened.client() as client:
-        client.write_many((msg_id, msg_id * 25) for msg_id in IDS)
+    filled(path, ((msg_id, msg_id * 25) for msg_id in IDS), **keys)
     assert len(list(path.glob("*.sqs"))) == 10
     return path
 
@@ -111,8 +111,7 @@ def test_verify_reports_damage_and_wrong_locations(store):
 
 def test_verify_counts_what_scan_passes_over_as_verified(tmp_path):
     """The size of the third message is one too large, so that the scan takes the next one for a part of it."""
-    with msgstore.open_store(tmp_path, gc_interval=0) as opened, opened.client() as client:
-        client.write_many((msg_id, bytes(200)) for msg_id in IDS[:6])
+    filled(tmp_path, ((msg_id, bytes(200)) for msg_id in IDS[:6]), gc_interval=0)
     flip(tmp_path / "0.sqs", 64 + 2 * 221 + 4, 221 ^ 222, unseen=True)
     found, summary, _ = verify(tmp_path)
     assert (summary["verified"], summary["unreachable"], summary["ok"]) == (5, 1, False)
@@ -123,8 +122,7 @@ def test_verify_counts_what_scan_passes_over_as_verified(tmp_path):
 def test_verify_decodes_bodies_as_reads_do(tmp_path):
     """And the advice of the error of a read works."""
     path, wrong, right = tmp_path / "store", IDS[1], IDS[2]
-    with msgstore.open_store(path, body="zstd", gc_interval=0) as opened, opened.client() as client:
-        client.write_many([(wrong, b"hello"), (right, b"world")])
+    filled(path, [(wrong, b"hello"), (right, b"world")], body="zstd", gc_interval=0)
     flip(path / "0.sqs", 64 + 21, unseen=True)  # the magic number of the frame
     assert run("scan", path, code=0).stdout.endswith("no damage\n")
     found, summary, _ = verify(path)

@@ -27,7 +27,7 @@ from msgstore.engine.events import Telemetry
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider, find_entry_points, load
 from msgstore.testing.stores import open_with
-from support import HookedFiles, failing
+from support import HookedFiles, failing, filled
 
 ACME = Provider("acme-watch", "1.0", "watch", "acme_watch")
 IDS = [bytes([n]) * 16 for n in range(100)]
@@ -328,8 +328,7 @@ def test_opened_event_statistics_follow_the_store(tmp_path, recorder):
 
 @pytest.mark.parametrize("index", ["ets", "lmdb"])
 def test_counters_after_changes_are_exact(tmp_path, index):
-    with msgstore.open_store(tmp_path, index=index) as store, store.client() as client:
-        client.write_many((msg_id, b"body") for msg_id in IDS[:10])
+    filled(tmp_path, ((msg_id, b"body") for msg_id in IDS[:10]), index=index)
     keys = {"file_size_limit": "4KiB", "sync_interval": "1h", "gc_interval": 0}
     with msgstore.open_store(tmp_path, index=index, **keys) as store, store.client() as client:
         assert set(attrs.asdict(store.stats().counters).values()) == {0}

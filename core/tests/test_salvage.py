@@ -39,6 +39,7 @@ from msgstore.jobs.local import LocalRunner
 from msgstore.jobs.reports import SETTINGS_DAMAGED
 from msgstore.jobs.salvage import plan_salvage
 from msgstore.scan import FormatSet
+from support import filled
 
 CLEAN = store_of("v2_clean")
 ONE, TWO, THREE = (bytes([n]) * 16 for n in (1, 2, 3))
@@ -90,8 +91,7 @@ def clean(tmp_path):
 
 def make_store(path, **keys):
     """Make a store of one message, ``hello``."""
-    with msgstore.open_store(path, **keys) as store, store.client() as client:
-        client.write(ONE, b"hello")
+    filled(path, [(ONE, b"hello")], **keys)
 
 
 def settings_of(store):
@@ -327,8 +327,7 @@ def test_migration_that_would_lose_messages_is_refused(source, tmp_path):
 
 def test_body_too_large_for_new_format_is_damage(source, tmp_path):
     """As if the format had small records."""
-    with msgstore.open_store(source) as store, store.client() as client:
-        client.write_many([(ONE, b"1" * 100), (TWO, b"2" * 101)])
+    filled(source, [(ONE, b"1" * 100), (TWO, b"2" * 101)])
     job = attrs.evolve(plan_salvage(catalogue(), [source], tmp_path / "out"), max_body=100)
     report = LocalRunner(LocalOptions(processes=1)).salvage(job)
     assert [spot.reason for spot in report.damage] == ["message_too_large"]
