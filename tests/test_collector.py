@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from support import failing, until
+from support import failing, in_threads, until
 
 LIMIT = 64 * 2**10
 BODY = b"b" * 500
@@ -94,19 +94,16 @@ def test_store_without_gc_interval_has_no_collector(opened):
 
 def test_confirm_callback_writes_while_collector_is_behind(store):
     """It has what the collector needs: it must not wait for it."""
-    done = threading.Event()
+    done = []
 
     def answer(ids):
         store._collector.is_behind = True
         store.client().write_many((bytes([number]) * 16, b"b" * 2**20) for number in range(40))
-        done.set()
+        done.append(ids)
 
     store.client(on_confirm=answer).write(b"i" * 16, BODY)
-    flushing = threading.Thread(target=store.flush, daemon=True)
-    flushing.start()
-    assert done.wait(60)
-    flushing.join(60)
-    assert not flushing.is_alive()
+    in_threads(store.flush)
+    assert done
 
 
 def test_close_during_collection_preempts_it(opened, store, files):
@@ -115,11 +112,7 @@ def test_close_during_collection_preempts_it(opened, store, files):
     at_collection(files, lambda: (inside.set(), go_on.wait(60)))
     client.remove(IDS[1::2] + IDS[2::4])
     assert inside.wait(60)
-    closing = threading.Thread(target=store.close)
-    closing.start()
-    go_on.set()
-    closing.join(60)
-    assert not closing.is_alive()
+    in_threads(store.close, go_on.set)
     assert sorted(entry.msg_id for entry in opened(gc_interval=0).entries()) == IDS[::4]
 
 

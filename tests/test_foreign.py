@@ -19,25 +19,12 @@ from support import FOREIGN_CELLS, Cell, collect, command, needs_foreign, open_w
 
 pytestmark = needs_foreign
 
-every_cell = pytest.mark.parametrize("foreign", FOREIGN_CELLS.values(), ids=str)
-every_index = pytest.mark.parametrize("index_name", ["ets", "lmdb", "sqlite"])
-IDS = [n.to_bytes(2, "big") * 8 for n in range(1, 120)]
-SQLITE_LEDGER = Cell("sqlite", "ledger")
-
-
-def body_of(msg_id: bytes) -> bytes:
-    return msg_id * (msg_id[1] % 30)
-
-
-def store_keys(cell: Cell, **more: object) -> dict[str, object]:
-    return {**cell.keys, "file_size_limit": cell.header + 8000, "sync_interval": "1h", "gc_interval": 0, **more}
-
 
 # -- life of a store --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@every_cell
+@pytest.mark.parametrize("foreign", FOREIGN_CELLS.values(), ids=str)
 def test_a_store_is_a_dictionary_that_survives(foreign, examples):
     machine = type("Machine", (test_model.StoreBesideOtherPrograms,), {"cell": foreign})
     checks = list(HealthCheck)
@@ -48,7 +35,7 @@ def test_a_store_is_a_dictionary_that_survives(foreign, examples):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-@pytest.mark.parametrize("foreign", [SQLITE_LEDGER, Cell("sqlite", "v1"), Cell("sqlite", "v2")], ids=str)
+@pytest.mark.parametrize("foreign", [Cell("sqlite", "ledger"), Cell("sqlite", "v1"), Cell("sqlite", "v2")], ids=str)
 def test_a_compaction_that_is_stopped_anywhere_loses_nothing(foreign, durability, sample, tmp_path):
     counts = test_compaction_crash.ours(tmp_path / "start", foreign)
     assert test_compaction_crash.stop_everywhere(tmp_path, foreign, counts, durability, sample) > 20
@@ -89,11 +76,11 @@ def keys_of(store: msgstore.Store) -> set[bytes]:
     return {key_of(files[e.number].read_bytes()[e.offset : e.offset + e.size]) for e in store.entries()}
 
 
-@every_index
+@pytest.mark.parametrize("index_name", ["ets", "lmdb", "sqlite"])
 def test_a_store_serves_them_and_their_long_keys_stay(index_name, others):
     """Through a compaction, a combination, and under another index: a record holds more than id and body."""
-    keys = store_keys(Cell(index_name, "ledger"), file_size_limit=40_000)
-    with open_with(others, adopt=True, **keys) as store, store.client() as client:
+    keys = {"format": "ledger", "sync_interval": "1h", "gc_interval": 0}
+    with open_with(others, adopt=True, index=index_name, **keys, file_size_limit=40_000) as store, store.client() as client:
         assert client.read_many(BY_ID) == BY_ID
         store.roll()
         gone = [message_id(key) for key in list(MESSAGES)[::3]]
@@ -107,7 +94,7 @@ def test_a_store_serves_them_and_their_long_keys_stay(index_name, others):
         assert client.read_many(BY_ID) == {message_id(key): MESSAGES[key] for key in left}
         client.write(message_id(min(left)), b"")
     assert command("get", others, message_id(min(left)).hex()).stdout_bytes == MESSAGES[min(left)]
-    with open_with(others, **store_keys(Cell("ets" if index_name == "sqlite" else "sqlite", "ledger"))) as store:
+    with open_with(others, index="ets" if index_name == "sqlite" else "sqlite", **keys) as store:
         assert store.stats().recovery.how == "taken over"
         assert {store.references(message_id(key)) for key in left} == {1, 2}
 

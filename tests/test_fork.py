@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -76,14 +77,12 @@ def test_forked_child_is_refused_parent_goes_on(tmp_path, cell, held):
                 taken.set()
                 done.wait(60)
 
-        thread = threading.Thread(target=hold)
-        if held:
-            thread.start()
-            taken.wait()
-        said = in_child(check)
-        done.set()
-        if held:
-            thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            if held:
+                pool.submit(hold)
+                taken.wait(60)
+            said = in_child(check)
+            done.set()
         assert said == ""
         client.write(bytes([2]) * 16, b"parent")
         store.flush()

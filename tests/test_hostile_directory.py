@@ -36,13 +36,14 @@ def broker(tmp_path):
     return tmp_path / "broker"
 
 
+def record(msg_id, body):
+    """A record of v1."""
+    return (16 + len(body)).to_bytes(8) + msg_id + body + b"\xff"
+
+
 @pytest.mark.parametrize("command_line", ["scan", "scan --body erlang", "verify", "salvage", "inventory"])
 def test_other_body_of_same_id_is_damage(command_line, broker):
     """A fault of RabbitMQ's compaction leaves two. A codec may store a body in several ways: other bodies are not compared."""
-
-    def record(msg_id, body):
-        return (16 + len(body)).to_bytes(8) + msg_id + body + b"\xff"
-
     term = b"\x83m\0\0\0\3"
     copies = [term + b"one", term + b"two", term + b"one"]
     records = [record(msg_id * 16, body) for msg_id, bodies in ((b"a", copies), (b"b", [b"x", b"y"])) for body in bodies]
@@ -60,9 +61,8 @@ def test_other_body_of_same_id_is_damage(command_line, broker):
 
 def test_other_body_is_compared_with_the_valid_one(broker):
     """A first copy that the codec refuses is no reason to leave out the second one."""
-    bodies = [b"\x83m\xff\xff\xff\xffone", b"\x83m\0\0\0\3two"]
-    records = [(16 + len(body)).to_bytes(8) + b"a" * 16 + body + b"\xff" for body in bodies]
-    (broker / "0.rdq").write_bytes(b"".join(records))
+    bodies = (b"\x83m\xff\xff\xff\xffone", b"\x83m\0\0\0\3two")
+    (broker / "0.rdq").write_bytes(b"".join(record(b"a" * 16, body) for body in bodies))
     command("salvage", broker, broker.with_name("rescued"), "--body", "erlang", code=1)
     with msgstore.open_store(broker.with_name("rescued"), mode="r") as store:
         assert store.read(b"a" * 16) == b"two"
