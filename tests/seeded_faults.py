@@ -25,7 +25,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 """The checkout."""
-_EDIT = ("fragment", "replacement")
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _ENTRY = re.compile(
     r"(?P<name>[a-z0-9-]+): (?P<symptom>.+(?:\n    .+)*)\n"
@@ -85,10 +84,10 @@ def parsed(text: str) -> list[SeededFault]:
             raise ValueError(f"not an entry of {module}: {rest}")
         for match in _ENTRY.finditer(entries):
             entry = match.groupdict()
-            old, new = entry.pop("old"), entry.pop("new")
-            edit = {part: "\n".join(line[4:] for line in (entry.pop(part) or "").splitlines()) for part in _EDIT}
-            entry |= {"fragment": old, "replacement": new} if old else edit
-            faults.append(SeededFault(module=module, **entry | {"symptom": re.sub(r"\n +", " ", entry["symptom"])}))
+            for part, short in (("fragment", entry.pop("old")), ("replacement", entry.pop("new"))):
+                entry[part] = short or "\n".join(line[4:] for line in (entry[part] or "").splitlines())
+            entry["symptom"] = re.sub(r"\n +", " ", entry["symptom"])
+            faults.append(SeededFault(module=module, **entry))
     return faults
 
 
@@ -128,8 +127,6 @@ FAULTS = [fault for name in _MODULES for fault in parsed(importlib.import_module
 
 OPTIONS = ("-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", "--tb=short")
 TIMEOUT_SECONDS = 300
-_RESULTS = {1: "caught", 0: "survived"}
-"""Exit code of pytest to the result: a test has failed; all have passed."""
 _SEED = {"MSGSTORE_TESTS_SEED": "0", "PYTHONHASHSEED": "0"}
 """For sweeps and random histories: the same each time."""
 MODULE, FILE = "MSGSTORE_SEEDED_MODULE", "MSGSTORE_SEEDED_FILE"
@@ -149,12 +146,12 @@ def run(fault: SeededFault) -> tuple[str, str]:
         edited.write_text(fault.applied())
         environment = {MODULE: fault.module, FILE: str(edited)}
         code, text = _pytest([fault.caught_by, "-p", "seeded_faults"], [directory], environment)
-    return _RESULTS.get(code, "not run"), text
+    return {1: "caught", 0: "survived"}.get(code, "not run"), text
 
 
 def failing_without_faults(faults: Sequence[SeededFault]) -> str:
     """Run the tests that catch these faults on the code as it is. Return what pytest printed if one fails, else nothing."""
-    code, text = _pytest(list(dict.fromkeys(fault.caught_by for fault in faults)), [], {})
+    code, text = _pytest([*{fault.caught_by for fault in faults}], [], {})
     return text if code else ""
 
 
