@@ -309,6 +309,16 @@ def test_store_not_saved_fires_closed_once(tmp_path, recorder):
     assert recorder.kinds == [events.StoreOpenedEvent, events.StoreClosedEvent]
 
 
+@pytest.mark.parametrize("index", ["ets", "lmdb"])
+def test_reader_after_a_crash_fires_opened(tmp_path, recorder, index):
+    store = open_observed(tmp_path, lambda _: None, index=index)
+    store.client().write(IDS[0], b"body")
+    store.flush()
+    store.abandon()
+    open_observed(tmp_path, recorder, index=index, mode="r").close()
+    assert recorder.kinds == [events.RecoveryFinishedEvent, events.StoreOpenedEvent, events.StoreClosedEvent]
+
+
 # -- statistics -----------------------------------------------------------------------------------------------------------
 
 

@@ -265,6 +265,7 @@ def _try_live(config: StoreConfig, catalogue: Catalogue, files: Files, open_it: 
         def use(opened: OpenDirectory, store: LiveStore) -> None:
             undo.callback(store.close)
             tracker.begin(store.make_view, ReadView(text, opened.backends, live=False) if writer is None else None)
+            _use(opened, store)
 
         def make(opened: OpenDirectory) -> LiveStore:
             return LiveStore(opened, catalogue, tracker, obstacle)
