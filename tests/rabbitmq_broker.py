@@ -12,7 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -84,14 +84,9 @@ class Broker:
             epmd = ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"]
             self._epmd = subprocess.Popen(epmd, env=self._environment, stdout=log, stderr=log)
             self._server = subprocess.Popen(
-                [_PROGRAMS / "rabbitmq-server"],
-                cwd=self.base,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+                [_PROGRAMS / "rabbitmq-server"], cwd=self.base, env=self._environment,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
         give_up = time.monotonic() + _START_SECONDS
         while not self._is_ready():
             if self._server.poll() is not None or time.monotonic() > give_up:
@@ -146,10 +141,6 @@ class Broker:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]

@@ -14,7 +14,8 @@ from rabbitmq_files.properties import encode_properties
 EMBED_BELOW = 4096
 """Bytes of body and properties from which on a message is in the shared store."""
 SEGMENT_BYTES = 16 * 2**20
-_STORED_MS = 1_795_000_000_000
+Message = tuple[bytes, int, bytes, bool]
+"""Id, size of the body, term, and True if the message is embedded."""
 
 
 def make_node(path: Path, *, queues: int, messages: int, shared: float = 0.1, vhost: bytes = b"/") -> Path:
@@ -39,19 +40,13 @@ def make_node(path: Path, *, queues: int, messages: int, shared: float = 0.1, vh
     return path
 
 
-def _messages(
-    rng: random.Random, vhost: bytes, queue: bytes, count: int, shared: float
-) -> Iterator[tuple[bytes, int, bytes, bool]]:
-    """Yield id, size of the body, term, and True if the message is embedded."""
+def _messages(rng: random.Random, vhost: bytes, queue: bytes, count: int, shared: float) -> Iterator[Message]:
     for number in range(count):
         body = rng.randbytes(8) * (rng.randrange(EMBED_BELOW, 6000) // 8 if rng.random() < shared else rng.randrange(2, 80))
         headers = {"n": number, "name": "h\u00e9llo", "flag": True} if number % 3 == 0 else None
         properties = {
-            "content_type": "application/json",
-            "delivery_mode": 2,
-            "message_id": f"m{number}",
-            "timestamp": 1_700_000_000,
-        }
+            "content_type": "application/json", "delivery_mode": 2, "message_id": f"m{number}", "timestamp": 1_700_000_000,
+        }  # fmt: skip
         raw = encode_properties(properties, headers)
         msg_id = hashlib.blake2b(b"%b %d" % (queue, number), digest_size=16).digest()
         term = encode_message(
@@ -80,7 +75,7 @@ class _Store:
         self._file.close()
 
 
-def _write_v1(place: Path, messages: list[tuple[bytes, int, bytes, bool]], acknowledged: int, store: _Store) -> None:
+def _write_v1(place: Path, messages: list[Message], acknowledged: int, store: _Store) -> None:
     for first in range(0, len(messages), index_v1.SEGMENT_ENTRIES):
         records = []
         for number, (msg_id, size, term, embedded) in enumerate(messages[first : first + index_v1.SEGMENT_ENTRIES]):
@@ -92,7 +87,7 @@ def _write_v1(place: Path, messages: list[tuple[bytes, int, bytes, bool]], ackno
         (place / f"{first // index_v1.SEGMENT_ENTRIES}.idx").write_bytes(b"".join(reversed(records)))
 
 
-def _write_v2(place: Path, messages: list[tuple[bytes, int, bytes, bool]], acknowledged: int, store: _Store) -> None:
+def _write_v2(place: Path, messages: list[Message], acknowledged: int, store: _Store) -> None:
     count = 4096
     for first in range(0, len(messages), count):
         entries = [index_v2.encode_header(index_v2.INDEX_MAGIC, first, first + count)]
