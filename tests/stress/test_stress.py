@@ -90,26 +90,25 @@ class StressOutcome:
 
 def run(path: Path, messages: int, **keys: Any) -> StressOutcome:
     """One run on a new store at ``path``. What was found is in the outcome; only a hang is raised, with all stacks."""
-    outcome = StressOutcome()
-    in_threads(lambda: _run(path, messages, USUAL | keys, outcome), seconds=SECONDS + SECONDS_A_MESSAGE * messages)
-    return outcome
+    begun, files, outcome, keys = time.monotonic(), StressFiles(), StressOutcome(), USUAL | keys
 
+    def load_and_compare() -> None:
+        try:
+            with eager_switching(SWITCH_INTERVAL):
+                store = open_with(path, files, **keys)
+                model = _load(store, messages, keys, outcome)
+            outcome.counts.update(files.counts)
+            if outcome.findings:
+                store.abandon()
+            else:
+                _end(store, path, keys, model, outcome)
+                outcome.counts["left"] = len(model)
+        except BaseException:
+            outcome.findings.error("the run failed")
 
-def _run(path: Path, messages: int, keys: dict[str, Any], outcome: StressOutcome) -> None:
-    begun, files, findings = time.monotonic(), StressFiles(), outcome.findings
-    try:
-        with eager_switching(SWITCH_INTERVAL):
-            store = open_with(path, files, **keys)
-            model = _load(store, messages, keys, outcome)
-        outcome.counts.update(files.counts)
-        if findings:
-            store.abandon()
-        else:
-            _end(store, path, keys, model, outcome)
-            outcome.counts["left"] = len(model)
-    except BaseException:
-        findings.error("the run failed")
+    in_threads(load_and_compare, seconds=SECONDS + SECONDS_A_MESSAGE * messages)
     outcome.counts["seconds"] = int(time.monotonic() - begun)
+    return outcome
 
 
 def _load(store: msgstore.Store, messages: int, keys: dict[str, Any], outcome: StressOutcome) -> Counter[bytes]:
