@@ -56,9 +56,7 @@ ELSEWHERE |= {f"examples/{name}/README.md": "test_examples.py does it where only
 RUN = [
     path.relative_to(ROOT).as_posix() for path in PAGES if {"python", "console"} & {language for language, _ in blocks(path)}
 ]
-PLUGINS = ["ets_index", "lmdb_index", "format_v1", "format_v2", "checksum_record", "erlang_body", "kestrel_journal"]
-PLUGINS += ["prometheus_observer", "amqp_sink", "rabbitmq_source", "rocketmq_log", "queues", "queue_index_v2"]
-
+PLUGINS = ["queues", *(path.name for path in ROOT.glob("plugins/*"))]
 needs_all_plugins = pytest.mark.skipif(
     not all(find_spec(f"msgstore_{name}") for name in PLUGINS), reason="the examples use every plugin of the repository"
 )

@@ -19,14 +19,7 @@ from docs.reading import ROOT, PageReader, blocks
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = [
-    "acme_audit_record",
-    "acme_aes_body",
-    "acme_zstd_body",
-    "acme_stamped_format",
-    "acme_find_command",
-    "acme_sqlite_index",
-]
+EXAMPLES = [f"acme_{it}" for it in ("audit_record", "aes_body", "zstd_body", "stamped_format", "find_command", "sqlite_index")]
 DISTRIBUTIONS = ["./core[testing]", "./plugins/format_v2", "./plugins/ets_index", *(f"./examples/{name}" for name in EXAMPLES)]
 
 

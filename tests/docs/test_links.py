@@ -12,7 +12,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -68,17 +67,13 @@ def test_a_picture_can_be_drawn_and_fetches_nothing(picture):
 # -- the site -----------------------------------------------------------------------------------------------------------------
 
 
-def needs_mkdocs(test: Callable[..., None]) -> Callable[..., None]:
-    skip = pytest.mark.skipif(not find_spec("mkdocs"), reason="mkdocs is in requirements-dev.txt")
-    return pytest.mark.slow(skip(test))
+needs_mkdocs = pytest.mark.skipif(not find_spec("mkdocs"), reason="mkdocs is in requirements-dev.txt")
 
 
 def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", project / "mkdocs.yml", "--site-dir", site]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(
-        command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", env=environment
-    )
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", env=environment)
 
 
 @pytest.fixture
@@ -98,6 +93,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
+@pytest.mark.slow
 @needs_mkdocs
 def test_the_site_is_built_and_fetches_nothing_from_others(project, tmp_path):
     done = build(project, tmp_path / "site")
@@ -113,6 +109,7 @@ def test_the_site_is_built_and_fetches_nothing_from_others(project, tmp_path):
         assert re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^\s\"')]+", text) == [], sheet
 
 
+@pytest.mark.slow
 @needs_mkdocs
 def test_faults_end_the_build_and_are_told(project, tmp_path):
     links = "no-such-page.md", "how-to/monitor.md#no-such-heading", "../README.md#no-heading", "../plugins/no_such/README.md"
