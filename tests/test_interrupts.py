@@ -6,7 +6,6 @@ Signals come when they like. The harness ``crash`` raises an interrupt before an
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import gc
 import logging
@@ -20,10 +19,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import msgstore
+from attempts import in_processes
 from crash.history import Run, keys_of
 from crash.model import Aftermath, body_of, compare
 from msgstore.contract import StoreClosed
@@ -119,19 +120,18 @@ def is_interrupted(change: Callable[[], object], seconds: float, outside: type[B
     return False
 
 
-def run_this_file(*arguments: str) -> None:
-    """In a process of its own: what a signal leaves of the standard library's locks is not for other tests."""
-    command = [sys.executable, "-X", "faulthandler", __file__, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+def in_a_process(call: Callable[..., object], *arguments: Any) -> None:
+    """What a signal leaves of the standard library's locks is not for other tests."""
+    [(_, _, error)] = in_processes([("signals", lambda _: call(*arguments))], seconds=120)
+    assert not error, error
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends signals")
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("outside", ["KeyboardInterrupt", "ArithmeticError"])
+@pytest.mark.parametrize("outside", [KeyboardInterrupt, ArithmeticError])
 def test_change_interrupted_by_signal_keeps_confirmed(kind, outside, change, tmp_path):
-    run_this_file(kind, outside, str(tmp_path), change)
+    in_a_process(signals, kind, outside, tmp_path, change)
 
 
 def duration(call: Callable[[], object]) -> float:
@@ -163,10 +163,10 @@ def signals(name: str, outside: type[BaseException], path: Path, change: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outside", ["KeyboardInterrupt", "SystemExit"])
+@pytest.mark.parametrize("outside", [KeyboardInterrupt, SystemExit])
 def test_opening_interrupted_by_signal_leaves_nothing(kind, outside, tmp_path):
     """No lock, no thread, every count, and the exception is what the handler has raised."""
-    run_this_file(kind, outside, str(tmp_path))
+    in_a_process(signals_at_opening, kind, outside, tmp_path)
 
 
 def signals_at_opening(name: str, outside: type[BaseException], path: Path) -> None:
@@ -361,9 +361,3 @@ def test_collected_store_warns_of_unconfirmed_writes(tmp_path, caplog):
     text = f"{tmp_path}: the store was never closed, and at least 1 writes are not confirmed"
     assert any(str(warning.message).startswith(text) for warning in caught)
     assert any(row.levelno == logging.WARNING and row.getMessage().startswith(text) for row in caplog.records)
-
-
-if __name__ == "__main__":
-    (signals if sys.argv[4:] else signals_at_opening)(
-        sys.argv[1], getattr(builtins, sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]
-    )
