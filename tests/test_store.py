@@ -15,7 +15,7 @@ import pytest
 
 import msgstore
 from msgstore.testing.faults import UnsyncedFiles
-from support import A, B, C, Cell, FullDisk, RealDirectory, failing, flip, hashes, in_threads, open_with, play, unchanged, until
+from support import A, B, C, FullDisk, RealDirectory, failing, flip, hashes, in_threads, open_with, play, unchanged, until
 
 KEYS = {"sync_interval": "1h"}
 IDS = [bytes([n]) * 16 for n in range(10)]
@@ -202,21 +202,21 @@ with store, store.client() as client:
 """
 
 
-def other_writer(path: Path, cell: Cell, how: str) -> str:
+def other_writer(path: Path, keys: dict[str, object], how: str) -> str:
     """Open a store in another process, which writes and "is killed", or "compacts". Return its last words."""
-    arguments = [sys.executable, "-c", WRITER, str(path), json.dumps({**cell.keys, "gc_interval": 0}), how]
+    arguments = [sys.executable, "-c", WRITER, str(path), json.dumps(keys | {"gc_interval": 0}), how]
     return subprocess.run(arguments, capture_output=True, text=True, check=False).stderr
 
 
 def test_other_writer_is_refused_until_killed(cells, tmp_path):
     """With one cell: the lock knows nothing of backends."""
-    path, cell = tmp_path / "store", cells[0]
-    with open_with(path, **cell.keys):
-        assert f"process {os.getpid()} has the store open for writing" in other_writer(path, cell, "is killed")
-    assert other_writer(path, cell, "is killed") == ""
-    with open_with(path, **cell.keys) as store:
+    path, keys = tmp_path / "store", cells[0].keys
+    with open_with(path, **keys):
+        assert f"process {os.getpid()} has the store open for writing" in other_writer(path, keys, "is killed")
+    assert other_writer(path, keys, "is killed") == ""
+    with open_with(path, **keys) as store:
         assert store.read(bytes(16)) == b"confirmed"
-        assert store.stats().recovery.how == ("tail" if cell.index == "lmdb" else "rebuild")
+        assert store.stats().recovery.how == ("tail" if keys["index"] == "lmdb" else "rebuild")
 
 
 def test_read_only_store_refuses_and_writes_nothing(opened, cell, tmp_path):
@@ -440,14 +440,15 @@ def test_stale_entry_is_found_or_messagenotfound(opened):
     assert store.stats().counters.corruptions == 0
 
 
-def test_snapshot_after_other_writer_reports_no_damage(opened, cell):
+def test_snapshot_after_other_writer_reports_no_damage(index, cells, tmp_path):
     """What reads a snapshot cannot know where messages are by now; it says so, and counts nothing as damaged."""
-    with opened() as store, store.client() as client:
-        client.write_many((msg_id, b"body of %d" % msg_id[0]) for msg_id in IDS)
-    with opened(mode="r") as store, store.client() as client:
+    path, keys = tmp_path / "store", next(cell.keys for cell in cells if cell.index == index)
+    with open_with(path, **keys) as store:
+        store.client().write_many((msg_id, b"body of %d" % msg_id[0]) for msg_id in IDS)
+    with open_with(path, mode="r", **keys) as store, store.client() as client:
         last = list(store.entries())[9]
-        assert other_writer(store.path, cell, "compacts") == ""
-        if cell.index == "lmdb":
+        assert other_writer(path, keys, "compacts") == ""
+        if index == "lmdb":
             assert client.read(IDS[9]) == store.stored_body(last) == b"body of 9"
         else:
             for ask, argument in (

@@ -21,7 +21,7 @@ from msgstore_rabbitmq_source.source import detect
 from rabbitmq_files import index_v1, index_v2, names
 from rabbitmq_files.properties import read_properties
 from rabbitmq_nodes import DATA, KILLED, checksums, facts, listed, rows, truth, unpack, wanted
-from support import command
+from support import command, slow
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_killed_node_has_what_the_broker_delivered(in_whole):
     assert found["/", None][0]["state"] == "orphan"
 
 
-@pytest.mark.parametrize("node", ["3.8/clean", "4.0/clean", "4.0/khepri", "4.0/killed"])
+@pytest.mark.parametrize("node", ["3.8/clean", slow("4.0/clean"), "4.0/khepri", "4.0/killed"])
 def test_other_versions_have_what_the_broker_delivered(unpacked, node):
     """Versions 4 send headers sorted by name. They do not send headers that stand for properties of AMQP 1.0 only."""
     base = DATA / f"rabbitmq-{node}"
@@ -121,7 +121,7 @@ def test_other_versions_have_what_the_broker_delivered(unpacked, node):
     assert not any(map(listed, found.values()))
 
 
-@pytest.mark.parametrize("queue", ["amqp1", "mqtt"])
+@pytest.mark.parametrize("queue", ["amqp1", slow("mqtt")])
 def test_lost_index_of_other_protocols_is_repaired(unpacked, tmp_path, queue):
     clean = unpacked(DATA / "rabbitmq-4.0/clean.tar.gz")
     node = shutil.copytree(clean, tmp_path / clean.name)
