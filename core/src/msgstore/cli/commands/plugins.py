@@ -117,7 +117,9 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
                 load_command(catalogue, descriptor)
                 continue
             catalogue.load_factory(descriptor)
-            for option in hinted_fields(descriptor.options):
+            fields = hinted_fields(descriptor.options)
+            defaults = {field.name: field.default for field in fields if _can_be_checked(field.default)}
+            for option in fields:
                 try:
                     check_type(option.name, option.type)
                 except TypeError as error:
@@ -128,7 +130,7 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
             for example in () if isinstance(descriptor, IndexDescriptor | JobRunnerDescriptor) else descriptor.examples:
                 where = f"the {NOUNS[found.kind]} {descriptor.name!r} of {found.provider}: examples"
                 given = structure(descriptor.options, example, where)
-                structure(descriptor.options, _defaults(descriptor.options) | dict(example), f"{where} with the defaults:")
+                structure(descriptor.options, defaults | dict(example), f"{where} with the defaults:")
                 if isinstance(descriptor, SourceDescriptor | SinkDescriptor):
                     _make_at_path(catalogue, descriptor, given)
                     continue
@@ -139,11 +141,6 @@ def _unusable(catalogue: Catalogue) -> Iterator[str]:
                 catalogue.make(descriptor, given)
         except MsgStoreError as error:
             yield str(error)
-
-
-def _defaults(kind: type[attrs.AttrsInstance]) -> dict[str, object]:
-    """Return the defaults of options that can be checked as values of a configuration file."""
-    return {field.name: field.default for field in attrs.fields(kind) if _can_be_checked(field.default)}
 
 
 def _can_be_checked(default: object) -> bool:
