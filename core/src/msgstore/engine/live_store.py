@@ -18,7 +18,6 @@ from msgstore.engine.segment.segment import Segment, io_errors
 from msgstore.engine.state.checkpoint import LAYOUT, LAYOUT_KEY, rows
 from msgstore.engine.stats import StoreStats, sums_of
 from msgstore.engine.store import Store
-from msgstore.plugins.catalogue import Catalogue
 from msgstore.writer_lock import check_no_writer, parse_lock
 
 
@@ -30,12 +29,14 @@ class LiveStore(Store):
     opening recovered, unconfirmed records included.
     """
 
-    def __init__(self, opened: OpenDirectory, catalogue: Catalogue, tracker: WriterTracker, obstacle: str | None) -> None:
-        """``obstacle``: why the index cannot be read next to a writer, or None."""
-        self._catalogue = catalogue
+    def __init__(self, opened: OpenDirectory, tracker: WriterTracker, view: ReadView | None, obstacle: str | None) -> None:
+        """``view``: what the opening has recovered; None if there is a writer. ``obstacle``: why the index cannot be read next
+        to a writer, or None. Raises StoreError if the writer cannot be followed."""
+        self._catalogue = opened.backends.formats.catalogue
         self._tracker = tracker
         self._obstacle = obstacle
         super().__init__(opened, "r", partial(LiveReader, tracker))
+        tracker.begin(self.make_view, view)
 
     def stats(self) -> StoreStats:
         """Return statistics as of the last commit."""

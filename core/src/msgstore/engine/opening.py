@@ -150,7 +150,7 @@ def open_configured(
         if mode == "r" and live != "never" and can_be_read_live(config.index.name, catalogue):
             return _open_live(config, catalogue, files, open_it, follow=live == "follow")
         begin = partial(open_it, read_only=mode == "r")
-        return _assemble(_telemetry(config, catalogue), begin, partial(Store, mode=mode), _use)
+        return _assemble(_telemetry(config, catalogue), begin, partial(Store, mode=mode))
     except OSError as error:
         raise StoreError(f"{error.filename or config.path}: the store cannot be opened: {error.strerror or error}") from error
     except StoreLocked as error:
@@ -187,7 +187,6 @@ def _assemble(
     telemetry: Telemetry,
     begin: Callable[[Resources, Telemetry], OpenDirectory],
     make: Callable[[OpenDirectory], S],
-    use: Callable[[OpenDirectory, S], object],
 ) -> S:
     """Return a store with its threads. If this call fails or is interrupted, no lock and no thread stays."""
     resources, store = Resources(), None
@@ -196,7 +195,7 @@ def _assemble(
         opened = begin(resources, telemetry)
         store = make(opened)
         store.start()
-        use(opened, store)
+        _use(opened, store)
     except BaseException:
         try:
             if store is not None:
@@ -262,27 +261,25 @@ def _try_live(config: StoreConfig, catalogue: Catalogue, files: Files, open_it: 
         text, writer = tracker.text(), other_writer(config.path)
         obstacle = None if follow else "it was opened without being noted anywhere. Open it again"
 
-        def use(opened: OpenDirectory, store: LiveStore) -> None:
-            undo.callback(store.close)
-            tracker.begin(store.make_view, ReadView(text, opened.backends, live=False) if writer is None else None)
-            _use(opened, store)
-
         def make(opened: OpenDirectory) -> LiveStore:
-            return LiveStore(opened, catalogue, tracker, obstacle)
+            view = ReadView(text, opened.backends, live=False) if writer is None else None
+            store = LiveStore(opened, tracker, view, obstacle)
+            undo.callback(store.close)
+            return store
 
         try:
             if writer is not None:
                 obstacle = None
-                store = _assemble(Telemetry(config.path), partial(look_beside, config, catalogue, files), make, use)
+                store = _assemble(Telemetry(config.path), partial(look_beside, config, catalogue, files), make)
             else:
                 observed = partial(_telemetry, config, catalogue)
                 try:
-                    store = _assemble(observed(), partial(open_it, read_only=True, live=follow), make, use)
+                    store = _assemble(observed(), partial(open_it, read_only=True, live=follow), make)
                 except (StoreError, OSError) as error:
                     if not (follow and isinstance(error.__cause__ or error, PermissionError)):
                         raise
                     obstacle = str(error)  # without a writer all can be read, but no writer would know of this reader
-                    store = _assemble(observed(), partial(open_it, read_only=True), make, use)
+                    store = _assemble(observed(), partial(open_it, read_only=True), make)
         except (StoreError, OSError):
             if writer is not None or tracker.text() == text:
                 raise
