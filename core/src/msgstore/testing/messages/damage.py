@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from msgstore.contract import Capability, MessageBatch, MsgStoreError, PluginError, SourceDamage
@@ -160,25 +161,21 @@ class SourceDamageTests(KitTests):
         differs makes a message unverified; that a size is believed, and takes memory; or that a wrong byte costs all messages
         of a queue, or a cut the record that it goes through, and there is no error, no damage, and nothing more that is not
         read."""
-        whole = list(sample.batches())
-        there = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
-        queues = {batch.name: places_of(each for each in whole if each.name == batch.name) for batch in whole}
-        _, unread = self._read(sample, there, "the sample") or (None, 0)
+        sound = _Sound.of(sample)
+        queues = {batch.name: places_of(each for each in sound.whole if each.name == batch.name) for batch in sound.whole}
         for file in sample.files():
-            content, records = file.read_bytes(), sample.records(whole, file)
+            content, records = file.read_bytes(), sample.records(sound.whole, file)
             spots = {number * len(content) // _CUTS for number in range(_CUTS)}
             spots |= {offset + number for number, (_, offset, size) in enumerate(records[:_CUTS]) if number < size}
             spots |= {offset + size // 2 for _, offset, size in records[:_CUTS:6]}
-            spots |= verified_bodies(whole, sample.path, file, content)
+            spots |= verified_bodies(sound.whole, sample.path, file, content)
             for at, is_cut in product(sorted(spots) if content else (), (True, False)):
                 file.write_bytes(content[:at] + (b"" if is_cut else bytes([content[at] ^ 0x55]) + content[at + 1 :]))
                 where = f"{file.name}, {'cut at' if is_cut else 'wrong'} byte {at}"
-                read = partial(self._read, sample, there, where, is_cut=is_cut)
                 with within():
-                    found, peak = measured(read)
+                    left, peak = measured(partial(sound.read_damaged, where, is_cut=is_cut))
                 assert peak < 2**25 + 100 * len(content), f"{where}: reading takes {peak} bytes of memory"
-                left, more_unread = found or (None, 0)
-                if left is None or more_unread > unread:
+                if left is None:
                     continue
                 if is_cut:
                     cut = [(name, begin) for name, begin, size in records if 0 < at - begin < size <= 2 * (at - begin)]
@@ -191,12 +188,12 @@ class SourceDamageTests(KitTests):
                 hole = min(len(content) // 4, 500)
                 file.write_bytes((content[:at] + bytes(hole) + content[at + hole :])[: len(content)])
                 with within():
-                    self._read(sample, there, f"{file.name}, {hole} zeros at byte {at}")
+                    sound.read_damaged(f"{file.name}, {hole} zeros at byte {at}")
             for more in (b"\0" * 9, b"\xff" * 9, b"n" * 99):
                 file.write_bytes(content + more)
                 where = f"{file.name}, with {more[:9]!r} at its end"
-                left, more_unread = self._read(sample, there, where) or (None, 0)
-                gone = [] if left is None or more_unread > unread else [at for name, at, _ in records if (name, at) not in left]
+                left = sound.read_damaged(where)
+                gone = [] if left is None else [at for name, at, _ in records if (name, at) not in left]
                 assert not gone, f"{where}: the record at {gone[0]} is not there any more, and there is no damage"
             file.unlink()
             if file != sample.path:
@@ -212,46 +209,39 @@ class SourceDamageTests(KitTests):
             sample = Sample(sample.subject, Path(shutil.copy(sample.path, tmp_path / "many")).parent)
             if sample.subject.descriptor.load_detect()(sample.path) is None:
                 skip_without("a sample that is a directory, or such directories")
-        whole = list(sample.batches())
-        there = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
+        sound, aside = _Sound.of(sample), tmp_path / "aside"
         makers: dict[str, Callable[[Path], object]] = {
             "README.txt": lambda path: path.write_text("Dear Sir or Madam,\n"), "empty": Path.touch, "directory": Path.mkdir,
             "link": lambda path: path.symlink_to("nothing"), "pipe": os.mkfifo, "\udcff.tmp": Path.touch, ".hidden": Path.touch,
         }  # fmt: skip
-        for path in [path for path in sorted(sample.path.rglob("*")) if path.is_file()][:9]:
-            for name in (f"copy-{path.name}", f"{path.stem}.copy{path.suffix}", f"copy/{path.name}",
-                         f"{path.stem.swapcase()}{path.suffix}"):  # fmt: skip
-                copy, aside = path.parent / name, tmp_path / "aside"
-                if copy.exists():  # the file system ignores the case of letters
-                    continue
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copy(path, copy)
-                where = f"beside a copy {name!r} in {path.parent.name}"
-                with within():
-                    found = self._read(sample, there, where)
-                    path.rename(aside)
-                    alone = sample.places()
-                    aside.rename(path)
-                if found is not None and not found[1]:
-                    missing = (places_of(whole) | alone) - found[0]
-                    assert not missing, f"{where}: {len(missing)} messages are missing"
-                copy.unlink()
-                copy.parent.rmdir() if copy.parent != path.parent else None
-        for directory in (sample.path, *(path for path in sorted(sample.path.rglob("*"))[:9] if path.is_dir())):
-            for name, make in makers.items():
-                if (directory / name).exists():
-                    continue
-                try:
-                    make(directory / name)
-                except OSError:  # not every file system has such files, or names
-                    continue
-                with within():
-                    found = self._read(sample, there, f"beside {name!r} in {directory.name}")
-                if found is not None and not found[1]:
-                    missing = places_of(whole) - found[0]
-                    assert not missing, f"beside {name!r} in {directory.name}: {len(missing)} messages are missing"
-                path = directory / name
-                path.rmdir() if path.is_dir() else path.unlink()
+        directories = [sample.path, *(path for path in sorted(sample.path.rglob("*"))[:9] if path.is_dir())]
+        beside: list[tuple[Path, str, Callable[[Path], object], Path | None]] = [
+            (directory, name, make, None) for directory in directories for name, make in makers.items()
+        ]
+        for path in sample.files()[:9]:
+            names = (f"copy-{path.name}", f"{path.stem}.copy{path.suffix}", f"copy/{path.name}",
+                     f"{path.stem.swapcase()}{path.suffix}")  # fmt: skip
+            beside += [(path.parent, name, partial(shutil.copy, path), path) for name in names]
+        for directory, name, make, original in beside:
+            path = directory / name
+            if path.exists():  # the file system ignores the case of letters
+                continue
+            path.parent.mkdir(exist_ok=True)
+            try:
+                make(path)
+            except OSError:  # not every file system has such files, or names
+                continue
+            where = f"beside {'a copy ' if original else ''}{name!r} in {directory.name}"
+            with within():
+                left, expected = sound.read_damaged(where), places_of(sound.whole)
+                if original:
+                    original.rename(aside)
+                    expected |= sample.places()
+                    aside.rename(original)
+            missing = set() if left is None else expected - left
+            assert not missing, f"{where}: {len(missing)} messages are missing"
+            path.rmdir() if path.is_dir() else path.unlink()
+            path.parent.rmdir() if path.parent != directory else None
 
     def test_a_file_that_cannot_be_read(self, sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A failure means that a file that cannot be read stops the queues in other files, or that nothing says so. The file is
@@ -293,12 +283,32 @@ class SourceDamageTests(KitTests):
         missing = expected - places_of(item for item in items if isinstance(item, MessageBatch))
         assert not missing, f"{where}, {len(missing)} messages of other queues are missing"
 
-    def _read(
-        self, sample: Sample, there: dict[Place, Any], where: str, *, is_cut: bool = False
-    ) -> tuple[set[Place], int] | None:
-        """Return the places of all messages, and how many parts are not read; None after an error, or if there is damage."""
+
+@attrs.frozen
+class _Sound:
+    """A sample, and what is read of it before it is damaged."""
+
+    sample: Sample
+    whole: list[MessageBatch]
+    rows: dict[Place, dict[str, Any]]
+    unread: int
+    """Parts that are not read."""
+
+    @classmethod
+    def of(cls, sample: Sample) -> _Sound:
+        whole = list(sample.batches())
+        with sample.opened() as source:
+            unread = sum(not info.read for info in source.queues())
+        places = {(row["origin"]["file"], row["origin"]["offset"]): row for batch in whole for row in rows_of(batch)}
+        sound = cls(sample, whole, places, unread)
+        sound.read_damaged("the sample")
+        return sound
+
+    def read_damaged(self, where: str, *, is_cut: bool = False) -> set[Place] | None:
+        """Return the places of all messages; None if something says that some are missing: an error, damage, or a part more
+        that is not read."""
         try:
-            with sample.opened() as source:
+            with self.sample.opened() as source:
                 infos = list(source.queues())
                 found = list[MessageBatch | SourceDamage]()
                 for name in (info.name for info in infos if info.read):
@@ -307,7 +317,7 @@ class SourceDamageTests(KitTests):
                     middle = all_rows[len(all_rows) // 2]["position"] if all_rows else 1
                     halves = rows([*source.messages(name, 0, middle), *source.messages(name, middle, None)])
                     check_rows(halves, all_rows, f"{where}: {name}, read up to {middle} and from there on")
-                    if sample.subject.has(Capability.RANDOM_ACCESS):
+                    if self.sample.subject.has(Capability.RANDOM_ACCESS):
                         count, last = source.count(name), max((row["position"] for row in all_rows), default=-1)
                         assert count > last, f"{where}: {name} has a message at position {last}, and count is {count}"
                     again = [item for item in source.messages(name, 0, None) if isinstance(item, SourceDamage)]
@@ -322,15 +332,16 @@ class SourceDamageTests(KitTests):
             raise
         except MsgStoreError:
             return None
-        check_places([*found, *damage], sample.path, where)
+        check_places([*found, *damage], self.sample.path, where)
         for batch in found:
             for row in rows_of(batch) if isinstance(batch, MessageBatch) else ():
-                was = there.get((row["origin"]["file"], row["origin"]["offset"]))
+                was = self.rows.get((row["origin"]["file"], row["origin"]["offset"]))
                 if was is not None and was["sha256"] != row["sha256"]:
                     is_begin = is_cut and row["origin"]["size"] < was["origin"]["size"]
                     called = (
                         "verified" if row["verified"] else "that of a cut record" if is_begin else "given for a verified one"
                     )
                     assert damage or not (is_begin or row["verified"] or was["verified"]), f"{where}: another body is {called}"
-        left = places_of(item for item in found if isinstance(item, MessageBatch))
-        return None if damage else (left, sum(not info.read for info in infos))
+        if damage or sum(not info.read for info in infos) > self.unread:
+            return None
+        return places_of(item for item in found if isinstance(item, MessageBatch))
