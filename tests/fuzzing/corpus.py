@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 from unittest.mock import Mock
 
+from erlang_terms import TERMS
 from fuzzing.mutations import Member
-from fuzzing.terms import TERMS
 from msgstore.cli.checking import DamagedSpan, Inconsistency
 from msgstore.cli.commands.verify import ScrubState, write_state
 from msgstore.contract import BoundRecord, FormatContext, NoOptions, RecordContext

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzzing.terms import TERMS
+from erlang_terms import TERMS
 from msgstore_erlang_body.term import is_term
 
 u8, u16, u32 = (lambda value, size=size: value.to_bytes(size) for size in (1, 2, 4))
