@@ -48,11 +48,6 @@ def after(monkeypatch: pytest.MonkeyPatch, target: object, name: str, act: Calla
     monkeypatch.setattr(target, name, wrapped)
 
 
-def record_commits(monkeypatch: pytest.MonkeyPatch, store: msgstore.Store, files: RecordingFiles) -> None:
-    commit = store._accounting.index.commit
-    monkeypatch.setattr(store._accounting.index, "commit", lambda: (files.operations.append(("commit", "", 0)), commit()))
-
-
 # -- callbacks ------------------------------------------------------------------------------------------------------------
 
 
@@ -441,7 +436,9 @@ def names_of(files: RecordingFiles, *wanted: str) -> list[str]:
 def test_deleted_segment_is_synced_before_commit(opened, files, monkeypatch):
     store = opened(files, durability={"fsync_every": "1h"})
     play(store, "+A r +B r")
-    record_commits(monkeypatch, store, files)
+    index = store._accounting.index
+    commit = index.commit
+    monkeypatch.setattr(index, "commit", lambda: (files.operations.append(("commit", "", 0)), commit()))
     play(store, "-A")
     files.operations.clear()
     store.roll()

@@ -86,19 +86,19 @@ def test_key_with_a_space_has_no_form():
         to_v1(v2(system={"keys": ["a b"]}))
 
 
-def newer_header() -> bytes:
-    """A header of a later version: topic, and a field with id 13."""
+def frame_of_version(fields: int, field: int, value: int) -> Frame:
+    """A frame of a version whose headers have so many fields: a topic, and a number in one field. This version has 13."""
     builder = flatbuffers.Builder(64)
     topic = builder.CreateString("t")
-    builder.StartObject(14)
+    builder.StartObject(fields)
     builder.PrependUOffsetTRelativeSlot(0, topic, 0)
-    builder.PrependInt32Slot(13, 77, 0)
+    builder.PrependInt32Slot(field, value, 0)
     builder.Finish(builder.EndObject(), file_identifier=flat.IDENTIFIER)
-    return bytes(builder.Output())
+    return Frame(1, 2, 3, bytes(builder.Output()), b"body")
 
 
 def test_field_of_a_newer_version_goes_along():
-    frame = Frame(1, 2, 3, newer_header(), b"body")
+    frame = frame_of_version(14, field=13, value=77)
     assert has_unknown(frame.header())
     assert decode_v2(frame.encode())["header"] == {"topic": "t", "unknown_fields": [13]}
     copied = read_frame(frame.encode())
@@ -110,13 +110,7 @@ def test_field_of_a_newer_version_goes_along():
 
 def test_header_of_an_older_version_is_read():
     """Without the newest field, ``user_properties``."""
-    builder = flatbuffers.Builder(64)
-    topic = builder.CreateString("t")
-    builder.StartObject(12)
-    builder.PrependUOffsetTRelativeSlot(0, topic, 0)
-    builder.PrependInt32Slot(2, 4, 0)
-    builder.Finish(builder.EndObject(), file_identifier=flat.IDENTIFIER)
-    frame = Frame(1, 2, 3, bytes(builder.Output()), b"body")
+    frame = frame_of_version(12, field=2, value=4)
     assert frame.header() == {"topic": "t", "queue_id": 4}
     assert decode(to_v1(frame))["queue_id"] == 4
 
