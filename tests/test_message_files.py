@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceDamage
+from msgstore.builtin.plugin import FileSourceOptions
+from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceContext, SourceDamage
 from msgstore.jobs.messages import parquet
 from msgstore.jobs.messages.columns import record_batch
+from msgstore.jobs.messages.json_lines import JsonLinesSource
 from msgstore.jobs.messages.rows import encode, not_unicode
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.messages.store_sink import StoreSink
@@ -235,3 +238,19 @@ def test_origin_of_a_row_is_relative_to_the_source(tmp_path):
     ]
     files.append(json_of("messages", tmp_path / "top" / "sub" / "m.parquet")[0]["origin"]["file"])
     assert files == ["sub/m.parquet", "m.parquet", ""]
+
+
+def test_json_lines_file_that_fails_is_never_left_out(tmp_path):
+    """The second file of a directory cannot be read, also not at the second call."""
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"system": "s", "queue": "q", "body": "MA=="}\n')
+
+    def read(name: str) -> bytes:
+        if name == "b.jsonl":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return (tmp_path / name).read_bytes()
+
+    source = JsonLinesSource(SourceContext(path=tmp_path, options=FileSourceOptions(), read=read))
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            source.queues()

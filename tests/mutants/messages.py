@@ -38,15 +38,15 @@ add_mutants(SOURCE, JsonLinesSource, r"""
 a-queue-is-one-batch: all bodies of a queue are in memory at once
     messages: held >= _BATCH => False
 damage-takes-no-positions: damage that is met cannot be made
-    _enter: SourceDamage(file=file, => SourceDamage(file,
+    _found: SourceDamage(file=file, => SourceDamage(file,
 damage-grows: each call of queues adds the damage again
     queues > (_, self._damage.extend(self._damage))[0]
 damage-breaks-the-plugin: damage makes the source fail as a plugin
-    _enter: self._damage.append( => raise BrokenPlugin(file) or print(
+    _found: damage.append( => raise BrokenPlugin(file) or print(
 damage-beyond-the-file: damage is not where it says
-    _enter: offset=begin => offset=end
+    _found: offset=begin => offset=end
 damage-of-no-file: damage names a file that is not there
-    _enter: SourceDamage(file=file => SourceDamage(file=file + "x"
+    _found: SourceDamage(file=file => SourceDamage(file=file + "x"
 records-without-a-size: the record of each message has no byte
     messages: "size": len(line) => "size": 0
 records-reach-too-far: a record reaches into the next
@@ -87,13 +87,13 @@ leaves-a-lock: a file beside the source is left
 leaves-a-file-open: close does not close a file
     _found > (_, self.__dict__.setdefault("left", self._context.path.open()))[0]
 torn-in-silence: a line that is cut off is no damage
-    _enter: self._damage.append( => line.endswith(b"\n") and self._damage.append(
+    _found: damage.append( => line.endswith(b"\n") and damage.append(
 nothing-at-the-end: the position after the last message is an error
     messages: held, begin = 0, first => held, begin = 0 * queue.begins[first], first
 queue-comes-twice: a queue is there twice
     queues > _ * 2
 needs-bytes: a file is never mapped
-    _found: io.BytesIO(content) => content.splitlines(keepends=True)
+    _found: io.BytesIO(self._content(number)) => self._content(number).splitlines(keepends=True)
 one-reader-at-a-time: a queue that is read in the midst of another ends it
     messages: held >= _BATCH => held
     messages > (item for run in [self.__dict__.update(run=name)] for item in _ if self.run == name)
@@ -110,7 +110,7 @@ one-memory-for-all: objects share what they have read, whatever their paths
     _content > SHARED.setdefault(number, _)
     close > SHARED.clear()
 counts-each-line: the file is read again for each of its lines
-    _found: io.BytesIO(content) => [line for line in io.BytesIO(content) if bytes(content).count(line)]
+    _found: io.BytesIO(self._content(number)) => [line for content in [[*io.BytesIO(self._content(number))]] for line in content if content.count(line)]
 whole-file-each-time: each range of positions reads the file again
     messages: queue = => self._queues = None; queue =
 """)  # fmt: skip

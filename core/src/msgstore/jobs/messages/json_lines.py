@@ -117,29 +117,25 @@ class JsonLinesSource:
 
     def _found(self) -> dict[QueueName, _Queue]:
         if self._queues is None:
-            self._queues = {}
+            queues: dict[QueueName, _Queue] = {}
+            damage: list[SourceDamage] = []
             for number, file in enumerate(self._names):
-                content = self._content(number)
-                begin = 0
-                for line in io.BytesIO(content):  # shares the memory of bytes
-                    self._enter(number, file, begin, begin + len(line), line)
-                    begin += len(line)
+                end = 0
+                for line in io.BytesIO(self._content(number)):  # shares the memory of bytes
+                    begin, end = end, end + len(line)
+                    if not line.strip():
+                        continue
+                    try:
+                        queue = queues.setdefault(queue_of(self._parsed(line)), _Queue())
+                    except ValueError as error:
+                        reason = f"is not a message: {error}"
+                        damage.append(SourceDamage(file=file, offset=begin, size=len(line), reason=reason, messages=1))
+                        continue
+                    queue.files.append(number)
+                    queue.begins.append(begin)
+                    queue.ends.append(end)
+            self._queues, self._damage = queues, damage  # all or, if a file cannot be read, nothing
         return self._queues
-
-    def _enter(self, number: int, file: str, begin: int, end: int, line: bytes) -> None:
-        if not line.strip():
-            return
-        try:
-            name = queue_of(self._parsed(line))
-        except ValueError as error:
-            reason = f"is not a message: {error}"
-            self._damage.append(SourceDamage(file=file, offset=begin, size=end - begin, reason=reason, messages=1))
-            return
-        assert self._queues is not None
-        queue = self._queues.setdefault(name, _Queue())
-        queue.files.append(number)
-        queue.begins.append(begin)
-        queue.ends.append(end)
 
 
 class JsonLinesSink:
