@@ -216,7 +216,9 @@ def read_settings(files: Files, directory: Path, name: str = SETTINGS) -> Settin
             copy,
         ) from error
     try:
-        return _settings(members)
+        if members.pop("layout", None) != _LAYOUT:
+            raise ValueError("it was written by a newer msgstore")
+        return Settings(**members)
     except (ValueError, TypeError) as error:
         action = "backup. If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
         raise StoreError(f"{what.format(error)}{action}") from error
@@ -235,12 +237,6 @@ def parse_settings(data: Buffer) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return members
-
-
-def _settings(members: dict[str, Any]) -> Settings:
-    if members.pop("layout", None) != _LAYOUT:
-        raise ValueError("it was written by a newer msgstore")
-    return Settings(**members)
 
 
 def write_settings(files: Files, directory: Path, settings: Settings) -> None:

@@ -19,7 +19,7 @@ from msgstore import forking
 from msgstore.contract import MsgStoreError, SegmentStats, StoreClosed, StoreReadOnly
 from msgstore.contract.events import StoreClosedEvent
 from msgstore.engine.client import Client, OnConfirm, check_id
-from msgstore.engine.compact.garbage_collector import GarbageCollector
+from msgstore.engine.compact.garbage_collector import GarbageCollector, ProgressCallback
 from msgstore.engine.compact.gc_context import CollectionResult
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.read.reader import Reader
@@ -35,8 +35,6 @@ from msgstore.scan import WholeRecord
 log = logging.getLogger("msgstore.store")
 
 Mode = Literal["rw", "r"]
-ProgressCallback = Callable[[int, int], object]
-"""Called with (done, total) segments."""
 
 
 class Store:

@@ -87,7 +87,7 @@ class LiveAccounting:
         """Mark of the last clean shutdown, while nothing was changed since."""
         self._retired: ShutdownFiles | None = None
         """The same mark between the first change and the first commit."""
-        self._recounted = False
+        self.is_recounted = False
         """True if references changed since the last commit, also where no row did."""
         self._committed = False
         self._has_frozen = False
@@ -102,7 +102,7 @@ class LiveAccounting:
     @property
     def is_changed(self) -> bool:
         """True if there is something to commit. A hint without the state lock."""
-        if self._recounted or self._dirty:
+        if self.is_recounted or self._dirty:
             return True
         return self.marker is None and (self._has_frozen or bool(self._deleted or self._empty))
 
@@ -114,10 +114,6 @@ class LiveAccounting:
     def mark_dirty(self, segment: Segment) -> None:
         """Write the row of the segment with the next commit. Caller holds the flush lock or the state lock."""
         self._dirty.add(segment)
-
-    def mark_recounted(self) -> None:
-        """Note that references changed."""
-        self._recounted = True
 
     def queue_deletion(self, segment: Segment) -> None:
         """Delete the segment at the next flush if it has no live record then."""
@@ -176,7 +172,7 @@ class LiveAccounting:
 
     def mark_dead(self, freed: Sequence[tuple[bytes, int]]) -> None:
         """Count (id, location) records that lost their last reference as dead. Also called if only references were removed."""
-        self._recounted = True
+        self.is_recounted = True
         if self.shared.ids:
             self.shared.forget(freed)
         by_number, current = self.segments.by_number, self.segments.current
@@ -231,10 +227,7 @@ class LiveAccounting:
     # -- callers hold the flush lock, not the state lock ------------------------------------------------------------------
 
     def begin_change(self) -> None:
-        """Prepare the first change on disk: after a crash from here on, the next opening has to scan. Raises StoreIOError.
-
-        Caller holds the flush lock, not the state lock.
-        """
+        """Prepare the first change on disk: after a crash from here on, the next opening has to scan. Raises StoreIOError."""
         if self.marker is not None:
             self.segments.check_directory()
             self.marker.retire(self.segments)
@@ -245,7 +238,7 @@ class LiveAccounting:
     def commit(self, extra: Mapping[bytes, bytes | None] | None = None) -> None:
         """Commit the index with the rows of all changed segments. Does nothing if nothing changed since the opening.
 
-        Raises StoreIOError: the next commit then has all of it as well. Caller holds the flush lock, not the state lock.
+        Raises StoreIOError: the next commit then has all of it as well.
         """
         if self.marker is not None:
             if not self.is_changed:
@@ -262,7 +255,7 @@ class LiveAccounting:
                 self._has_frozen = True
             self._dirty.clear()
             self._deleted.clear()
-            self._recounted, self.appended_bytes = False, 0
+            self.is_recounted, self.appended_bytes = False, 0
         if not is_needed:
             return
         with io_errors(self.segments.directory):
@@ -273,10 +266,7 @@ class LiveAccounting:
             retired.finish(self.segments)
 
     def delete_empty(self) -> None:
-        """Delete segments without live records, after the commit that says so. Reads nothing. Raises StoreIOError.
-
-        Caller holds the flush lock, not the state lock.
-        """
+        """Delete segments without live records, after the commit that says so. Reads nothing. Raises StoreIOError."""
         if self.marker is not None or not (self._empty or self._deleted):
             return
         self.segments.check_directory()  # or a segment of another store would be deleted
@@ -302,7 +292,7 @@ class LiveAccounting:
             self.commit()
 
     def save_clean(self, client_refs: set[bytes]) -> bool:
-        """Save the index and the text of ``clean.dot``. Return False if nothing has changed. Caller holds the flush lock.
+        """Save the index and the text of ``clean.dot``. Return False if nothing has changed.
 
         The shutdown is clean once the index has its state on disk. Raises StoreIOError.
         """

@@ -139,7 +139,7 @@ class BatchWriter:
 
     def _add_references(self, msg_id: bytes, count: int) -> bool:
         """Add buffered references of a message to its record. Return False if the record cannot be revived."""
-        self._accounting.mark_recounted()
+        self._accounting.is_recounted = True
         if self._index.get(msg_id) is None:
             if not self._accounting.revive(msg_id):
                 return False
