@@ -125,7 +125,7 @@ def _takes_four_times(few: Callable[[], object], many: Callable[[], object]) -> 
             shortest[call] = min(shortest[call], time.process_time() - begin)
         if shortest[many] <= 9 * shortest[few] + 0.03:
             return True
-        if shortest[many] > 12 * shortest[few] + 0.5:  # no load makes that of it
+        if shortest[many] > 12 * shortest[few] + 0.5:  # a loaded machine does not explain that
             break
     return False
 
