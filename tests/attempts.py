@@ -23,6 +23,17 @@ HANG_SECONDS = 60
 """After so long a call is said to hang. Its stack is on standard error."""
 
 
+def start_process(call: Callable[..., object], *arguments: Any) -> tuple[Any, Connection]:
+    """Call in a fork of this process, with the end of a pipe as the last argument. Return the process and the other end."""
+    reading, writing = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=call, args=(*arguments, writing), daemon=True)
+    with warnings.catch_warnings():  # of threads, which have no lock that a call needs
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    writing.close()
+    return process, reading
+
+
 def in_processes(calls: Iterable[Try], seconds: float = HANG_SECONDS, batch: int = 16) -> Iterator[tuple[str, Any, str]]:
     """Yield (label, result, error) of each call. ``error``: what it raised, or how its process ended; empty if it returned.
 
@@ -32,12 +43,7 @@ def in_processes(calls: Iterable[Try], seconds: float = HANG_SECONDS, batch: int
     try:
         while True:
             while free and (some := list(itertools.islice(calls, batch))):
-                reading, writing = FORK.Pipe(duplex=False)
-                process = FORK.Process(target=_attempt, args=(some, free[-1], seconds, writing))
-                with warnings.catch_warnings():  # of threads, which have no lock that a call needs
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process.start()
-                writing.close()
+                process, reading = start_process(_attempt, some, free[-1], seconds)
                 running[reading] = some, free.pop(), process
             if not running:
                 return

@@ -8,8 +8,6 @@ is lost with the process.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -23,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from attempts import start_process
 from crash.history import is_persistent, keys_of
 from stress.worker import USUAL, Board, Task, Worker, WorkerReport, body_of
 from support import Cell, needs_foreign, open_with
@@ -68,24 +67,9 @@ def work(path: Path, keys: dict[str, Any], seed: str, pipe: Connection) -> None:
     os._exit(WRONG)
 
 
-@pytest.fixture(scope="module")
-def processes() -> multiprocessing.context.ForkServerContext:
-    """What is imported is imported once; each process is a fork of one that has opened nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["crash.test_kill"])
-    with pytest.MonkeyPatch.context() as patch:
-        # Python 3.11 does not find it otherwise, without a word, and each process imports everything, for a second.
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        multiprocessing.forkserver.ensure_running()
-    return context
-
-
-def told_until_killed(processes: Any, arguments: tuple[Any, ...], delay: float, *, opening: bool) -> list[tuple[bytes, bytes]]:
+def told_until_killed(arguments: tuple[Any, ...], delay: float, *, opening: bool) -> list[tuple[bytes, bytes]]:
     """Kill a process ``delay`` seconds after its start (``opening``), or after its first record. Return what it told."""
-    reading, writing = processes.Pipe(duplex=False)
-    process = processes.Process(target=work, args=(*arguments, writing), daemon=True)
-    process.start()
-    writing.close()
+    process, reading = start_process(work, *arguments)
     timer, records = threading.Timer(delay, process.kill), []
     if opening:
         timer.start()
@@ -103,7 +87,7 @@ def told_until_killed(processes: Any, arguments: tuple[Any, ...], delay: float, 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no kill -9")
 @pytest.mark.parametrize(("crash_cell", "durability"), CELLS, ids=lambda value: str(value))
-def test_killed_under_load(crash_cell, durability, processes, tmp_path, request, report):
+def test_killed_under_load(crash_cell, durability, tmp_path, request, report):
     kills = request.config.getoption("--kills")
     path, chance = tmp_path / "store", random.Random(f"{crash_cell} {durability}")
     keys = keys_of(crash_cell) | USUAL | {"durability": durability, "sync_interval": "1ms"}
@@ -114,7 +98,7 @@ def test_killed_under_load(crash_cell, durability, processes, tmp_path, request,
         # Longer lives where others want the processor so much that most end before anything is confirmed.
         longer = 1 if confirmed >= count else 5
         delay = longer * chance.choice([0.005, 0.03, 0.15]) * chance.random()
-        for letter, msg_id in told_until_killed(processes, (path, keys, str(count)), delay, opening=chance.random() < 0.25):
+        for letter, msg_id in told_until_killed((path, keys, str(count)), delay, opening=chance.random() < 0.25):
             confirmed += letter == b"C"
             if letter != b"C" or known.get(msg_id) not in (b"R", b"D"):  # a write that was removed is confirmed, too
                 known[msg_id] = letter
