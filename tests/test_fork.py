@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import msgstore
+from attempts import FORK, in_processes, start_process
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 ID = bytes(16)
 
 
 def in_child(check):
     """What ``check()`` said, or how it failed, in a forked process."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            said = check() or ""
-        except BaseException:
-            said = traceback.format_exc()
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as stream:
-        said = stream.read()
-    os.waitpid(pid, 0)
-    return said
+    [(_, said, error)] = in_processes([("the child", lambda _: check())])
+    return said or error
 
 
 def refusals(*calls):
@@ -115,20 +100,15 @@ def test_forked_child_opening_lmdb_is_refused(tmp_path, mode):
 
 def test_living_child_does_not_keep_lock(tmp_path, cell):
     """It inherits the file that the lock is on, and the system keeps the lock for whoever has that open last."""
-    store = msgstore.open_store(tmp_path / "store", **cell.keys)
-    done, tell = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(tell)
-        os.read(done, 1)  # until the parent lets go
-        os._exit(0)
+    store, end = msgstore.open_store(tmp_path / "store", **cell.keys), FORK.Event()
+    child, _ = start_process(lambda _: end.wait(60))
     try:
         with pytest.raises(msgstore.StoreLocked):
             msgstore.open_store(store.path, **cell.keys)  # the child has let go, the parent has not
         store.close()
         for _ in range(2):
             msgstore.open_store(store.path, **cell.keys).close()
+        assert child.is_alive()
     finally:
-        os.close(tell)
-        os.waitpid(pid, 0)
-        os.close(done)
+        end.set()
+        child.join()
