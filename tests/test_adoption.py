@@ -6,15 +6,15 @@ import contextlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import attrs
 import pytest
 
 import msgstore
+from attempts import FORK, start_process
 from msgstore.directory import SETTINGS, SETTINGS_COPY
 from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.salvage import plan_salvage
@@ -214,14 +214,6 @@ def open_without(name: str, path: Path, **keys: object) -> msgstore.Store:
 
 
 LOCK = ["msgstore.lock"]
-WRITER = """
-import sys, msgstore
-with msgstore.open_store(sys.argv[1], format="ledger", index="lmdb") as store, store.client() as client:
-    client.write(b"a" * 16, b"kept")
-    store.flush()
-    print("ready", flush=True)
-    sys.stdin.readline()
-"""
 
 
 @pytest.fixture
@@ -237,12 +229,20 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def written(tmp_path: Path) -> Iterator[Path]:
     """A store that another process has open for writing."""
-    program = [sys.executable, "-c", WRITER, tmp_path / "s"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline()
-        yield tmp_path / "s"
-        writer.communicate(b"\n")
+    end = FORK.Event()
+
+    def write(pipe: Connection) -> None:
+        with msgstore.open_store(tmp_path / "s", format="ledger", index="lmdb") as store:
+            store.client().write(ID, b"kept")
+            store.flush()
+            pipe.send("written")
+            end.wait(60)
+
+    process, pipe = start_process(write)
+    assert pipe.recv() == "written"
+    yield tmp_path / "s"
+    end.set()
+    process.join()
 
 
 @pytest.mark.parametrize("keys", [{}, {"body": "raw"}], ids=["unnamed", "raw"])
