@@ -467,8 +467,7 @@ def test_local_read_takes_no_lock_and_follows_compaction(opened, files, call):
     assert done, "the segment was compacted between the look-up and the read"
 
 
-def test_contains_of_present_id_takes_no_lock(store):
-    client = store.client()
+def test_contains_of_present_id_takes_no_lock(store, client):
     client.write(A, b"on disk")
     store.flush()
     client.write(B, b"buffered")
