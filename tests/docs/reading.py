@@ -23,17 +23,11 @@ import attrs
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-_READMES = (
-    *("core/*.md", "pipeline/README.md", "queues/README.md"),
-    *("plugins/*/README.md", "libs/*/README.md", "examples/*/README.md"),
-)
-PAGES = sorted(
-    [
-        *(ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"),
-        *DOCS.rglob("*.md"),
-        *(page for pattern in _READMES for page in ROOT.glob(pattern)),
-    ]
-)
+_PATTERNS = (
+    "README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/**/*.md", "core/*.md", "pipeline/README.md", "queues/README.md",
+    "plugins/*/README.md", "libs/*/README.md", "examples/*/README.md",
+)  # fmt: skip
+PAGES = sorted(page for pattern in _PATTERNS for page in ROOT.glob(pattern))
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
