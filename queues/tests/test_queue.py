@@ -5,10 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from unittest import mock
 
 import pytest
 
-from msgstore.contract import ConfigError, PluginError, StoreClosed, StoreLocked
+from msgstore.contract import ConfigError, PluginError, StoreClosed, StoreIOError, StoreLocked
 from msgstore_queues import open_vhost
 from msgstore_queues.message import ATTEMPTS, DEATHS
 from queues_support import bodies, publish
@@ -362,10 +363,20 @@ def test_deleted_queue_is_gone_and_its_name_free(opened):
     assert len(vhost.persistent) == 0
 
 
-def test_unknown_index_names_what_is_installed(vhost):
+def test_unknown_index_names_what_is_installed(vhost, opened):
     with pytest.raises(PluginError, match="no queue index 'v3' is installed"):
         vhost.queue("jobs", index="v3")
-    assert vhost.queues() == []
+    assert vhost.queues() == opened().queues() == []
+
+
+def test_queue_that_cannot_be_made_leaves_nothing(vhost, opened, monkeypatch):
+    """Otherwise the vhost could not be opened again."""
+    backing = vhost._catalogue.backing("variable", "here").load_factory()
+    with monkeypatch.context() as patch:
+        patch.setattr(backing, "__init__", mock.Mock(side_effect=OSError("no room")))
+        with pytest.raises(StoreIOError, match="'jobs' cannot be opened: no room"):
+            vhost.queue("jobs", backing="variable")
+    assert opened().queues() == []
 
 
 def test_second_process_is_refused(vhost, tmp_path):

@@ -119,8 +119,13 @@ class VHostFiles:
             made = Remembered(name, wanted.backing.name, wanted.index.name, wanted.durable)
             made = made.with_backing(wanted.backing, where)
             make(self._catalogue.backing(made.backing, where), wanted.backing, where)
+            make(self._catalogue.index(made.index, where), wanted.index, where)
             directories.make_queue_directory(self._files, path, self.name, made)
-            self._backings[name] = self._opener.open(made, path, wanted, None), made
+            try:
+                self._backings[name] = self._opener.open(made, path, wanted, None), made
+            except Exception:
+                self._files.remove_tree(path)  # with it the vhost could not be opened again
+                raise
             return self._backings[name][0]
         backing, found = self._backings[name]
         for key, there, asked in (
