@@ -149,8 +149,7 @@ def typed_values(options: type[Any], table: Mapping[str, Any], where: str, base:
 def checks_of_keys(
     options: type[Any], table: Mapping[str, Any], where: str, base: Path | None, others: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield ``where`` with a check of each key alone, also of those in nested tables, so that an error in one does not hide the
-    others.
+    """Yield ``where`` with a check of each key alone, also in nested tables, so that one error does not hide the others.
 
     ``others``: keys that the table may have beside the options.
     """
