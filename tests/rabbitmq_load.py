@@ -31,11 +31,6 @@ SIZES = [0, 1, 15, 300, 3000, 3900, 4090, 4096, 5000, 20_000]
 LARGE = 5 * 2**20
 
 
-def uid_of(properties: pika.BasicProperties, body: bytes) -> str:
-    """Return the name of a message: its message id, or the hash of its body."""
-    return properties.message_id or hashlib.sha256(body).hexdigest()
-
-
 @attrs.define
 class Journal:
     """What the clients know. Thread-safe."""
@@ -127,7 +122,7 @@ def consume(broker: Broker, journal: Journal, queue: str, count: int, *, reject:
             method, properties, body = channel.basic_get(queue)
             if method is None:
                 break
-            uid = uid_of(properties, body)
+            uid = properties.message_id or hashlib.sha256(body).hexdigest()
             journal.acknowledged[queue, uid] += 1
             if reject:
                 journal.queues[uid] = [*journal.queues[uid], "dead.v2"]
