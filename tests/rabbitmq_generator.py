@@ -14,35 +14,36 @@ from rabbitmq_files.properties import encode_properties
 EMBED_BELOW = 4096
 """Bytes of body and properties from which on a message is in the shared store."""
 SEGMENT_BYTES = 16 * 2**20
+VHOST = b"/"
 Message = tuple[bytes, int, bytes, bool]
 """Id, size of the body, term, and True if the message is embedded."""
 
 
-def make_node(path: Path, *, queues: int, messages: int, shared: float = 0.1, vhost: bytes = b"/") -> Path:
-    """Make a stopped node with ``messages`` messages, the fraction ``shared`` of them in the shared store. Half of the queues
-    have index v2. A fifth of the entries, besides, is acknowledged."""
+def make_node(path: Path, *, queues: int, messages: int) -> Path:
+    """Make a stopped node with ``messages`` messages, a tenth of them in the shared store. Half of the queues have index v2. A
+    fifth of the entries, besides, is acknowledged."""
     rng = random.Random(1)
-    home = path / "msg_stores/vhosts" / names.vhost_directory(vhost)
+    home = path / "msg_stores/vhosts" / names.vhost_directory(VHOST)
     store = _Store(home / "msg_store_persistent")
-    (home / ".vhost").write_bytes(vhost)
+    (home / ".vhost").write_bytes(VHOST)
     (home / ".config").write_bytes(b"%% This file is auto-generated! Edit at your own risk!\n{segment_entry_count, 2048}.")
     for number in range(queues):
         queue = b"queue.%d" % number
-        place = home / "queues" / names.queue_directory(vhost, queue)
+        place = home / "queues" / names.queue_directory(VHOST, queue)
         place.mkdir(parents=True)
         version = 1 + number % 2
-        (place / ".queue_name").write_bytes(names.encode_queue_name(vhost, queue, version))
+        (place / ".queue_name").write_bytes(names.encode_queue_name(VHOST, queue, version))
         share = messages // queues + (number < messages % queues)
         _write = _write_v1 if version == 1 else _write_v2
-        _write(place, list(_messages(rng, vhost, queue, share + share // 4, shared)), share // 4, store)
+        _write(place, list(_messages(rng, queue, share + share // 4)), share // 4, store)
     store.close()
     (home / "msg_store_persistent/clean.dot").write_bytes(b"{client_refs,[]}.\n{index_module,rabbit_msg_store_ets_index}.\n")
     return path
 
 
-def _messages(rng: random.Random, vhost: bytes, queue: bytes, count: int, shared: float) -> Iterator[Message]:
+def _messages(rng: random.Random, queue: bytes, count: int) -> Iterator[Message]:
     for number in range(count):
-        body = rng.randbytes(8) * (rng.randrange(EMBED_BELOW, 6000) // 8 if rng.random() < shared else rng.randrange(2, 80))
+        body = rng.randbytes(8) * (rng.randrange(EMBED_BELOW, 6000) // 8 if rng.random() < 0.1 else rng.randrange(2, 80))
         headers = {"n": number, "name": "h\u00e9llo", "flag": True} if number % 3 == 0 else None
         properties = {
             "content_type": "application/json", "delivery_mode": 2, "message_id": f"m{number}", "timestamp": 1_700_000_000,
@@ -50,7 +51,7 @@ def _messages(rng: random.Random, vhost: bytes, queue: bytes, count: int, shared
         raw = encode_properties(properties, headers)
         msg_id = hashlib.blake2b(b"%b %d" % (queue, number), digest_size=16).digest()
         term = encode_message(
-            vhost=vhost, exchange=b"", routing_keys=[queue], raw_properties=raw, body=body, msg_id=msg_id, is_persistent=True
+            vhost=VHOST, exchange=b"", routing_keys=[queue], raw_properties=raw, body=body, msg_id=msg_id, is_persistent=True
         )
         yield msg_id, len(body), term, len(body) + len(raw) < EMBED_BELOW
 

@@ -8,7 +8,7 @@ import hashlib
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -57,9 +57,9 @@ class Journal:
 
 
 @contextmanager
-def channel_of(broker: Broker, vhost: str = "/") -> Iterator[Any]:
+def channel_of(broker: Broker) -> Iterator[Any]:
     parameters = pika.URLParameters(f"{broker.url}/%2F")
-    parameters.virtual_host, parameters.heartbeat = vhost, 0
+    parameters.heartbeat = 0
     with closing(pika.BlockingConnection(parameters)) as connection:
         yield connection.channel()
 
@@ -149,11 +149,11 @@ def under_load(broker: Broker, journal: Journal, *, seconds: float, end: Any) ->
         client.join()
 
 
-def drain(broker: Broker, names: Mapping[str, Any] = QUEUES) -> dict[str, list[tuple[str, str, str, pika.BasicProperties]]]:
+def drain(broker: Broker) -> dict[str, list[tuple[str, str, str, pika.BasicProperties]]]:
     """Get every message of the queues: hash of the body, exchange, routing key, properties."""
     found: dict[str, list[tuple[str, str, str, pika.BasicProperties]]] = {}
     with channel_of(broker) as channel:
-        for queue in names:
+        for queue in QUEUES:
             found[queue] = []
             while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
                 method, properties, body = got

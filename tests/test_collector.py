@@ -66,10 +66,10 @@ def test_directory_at_full_speed_stays_small(opened, order, tmp_path):
     assert store.stats().counters.collections or store.stats().counters.deleted_segments
 
 
-def at_collection(files, act, *, times=None):
+def at_collection(files, act):
     """Call ``act`` when a segment is opened for compaction in place, or created for copies."""
     for operation, name in (("open_write", ""), ("create", ".rdq.tmp"), ("create", ".sqs.tmp")):
-        files.before(operation, act, name, times=times)
+        files.before(operation, act, name, times=None)
 
 
 def test_collector_after_full_disk_tries_again(store, files):

@@ -34,11 +34,10 @@ class TornAppend(UnsyncedFiles):
         super().pwrite(fd, data, offset)
 
 
-def small_store(path: Path, keys: dict, files: Files | None = None) -> None:
+def small_store(path: Path, keys: dict) -> None:
     """One message, one with two references, one that was removed; stopped cleanly."""
-    with open_with(path, files, **keys, sync_interval="1h") as store, store.client("c") as client:
-        for msg_id in (KEPT, SHARED, SHARED, REMOVED):
-            client.write(msg_id, msg_id * 5)
+    with open_with(path, **keys, sync_interval="1h") as store, store.client("c") as client:
+        client.write_many((msg_id, msg_id * 5) for msg_id in (KEPT, SHARED, SHARED, REMOVED))
         store.flush()
         client.remove([REMOVED])
 
