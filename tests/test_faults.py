@@ -124,34 +124,32 @@ def test_command_syncs_what_it_changes(tmp_path, monkeypatch):
     assert (tmp_path / "0.sqs").stat().st_ino in synced
 
 
-class FullUntilDeleted(FullDisk):
-    def unlink(self, path):
-        super().unlink(path)
-        self.full &= path.stem != "0"
+def fill_disk(files: HookedFiles) -> None:
+    """Writes find no room until the first segment is deleted."""
+    files.before("pwrite", failing(errno.ENOSPC), times=None)
+    files.after("unlink", files.hooks.clear, "0.")
 
 
-def test_removals_free_a_full_disk(opened):
+def test_removals_free_a_full_disk(opened, store, files):
     """Though writes that came before them wait for room."""
-    files, confirmed = FullUntilDeleted(), []
-    store = opened(files)
+    confirmed = []
     client = store.client(on_confirm=confirmed.extend)
     client.write_many([(KEPT, b"1"), (REMOVED, b"2")])
     store.roll()
     client.write(LATER, b"3")
-    files.full = True
+    fill_disk(files)
     client.remove([REMOVED])
     with pytest.raises(msgstore.StoreIOError, match="No space left"):
         store.flush()
     client.remove([KEPT])  # the last message of its segment
     store.flush()
-    assert (confirmed, files.full) == ([KEPT, REMOVED, LATER], False)
+    assert (confirmed, files.hooks) == ([KEPT, REMOVED, LATER], [])
     store.abandon()
     assert opened().read_many([KEPT, REMOVED, LATER]) == {LATER: b"3"}
 
 
-def test_repeated_append_counts_uncommitted_bytes_once(tmp_path):
+def test_repeated_append_counts_uncommitted_bytes_once(tmp_path, files):
     """They would be subtracted a second time at the next commit, and the limit of unconfirmed bytes would no longer hold."""
-    files = FullUntilDeleted()
     store = open_with(tmp_path, files, **KEYS, index="lmdb", durability={"fsync_every": "1h"})
     client = store.client()
     client.write_many([(KEPT, b"1"), (REMOVED, b"2")])
@@ -163,25 +161,22 @@ def test_repeated_append_counts_uncommitted_bytes_once(tmp_path):
     assert store._flusher._bytes_to_commit > 0
     client.write(bytes(16), b"4")
     client.remove([KEPT])
-    files.full = True
+    fill_disk(files)
     store.flush()
-    assert not files.full
+    assert not files.hooks
     store._flusher.sync_and_commit()
     assert store._flusher.uncommitted_bytes == 0
     store.abandon()
 
 
-def test_full_disk_deletes_nothing_of_a_store_that_was_replaced(opened, tmp_path):
-    files = FullUntilDeleted()
-    store = opened(files)
-    client = store.client()
+def test_full_disk_deletes_nothing_of_a_store_that_was_replaced(store, client, files, tmp_path):
     client.write(KEPT, b"1")
     store.roll()
     client.write(LATER, b"3")
     store.flush()
     client.write(REMOVED, b"2")
     client.remove([KEPT])
-    files.full = True
+    fill_disk(files)
     first, current = (store.path / segment.file for segment in store.segments())
     current.rename(tmp_path / "gone")
     with pytest.raises(msgstore.StoreIOError, match="was moved, deleted or replaced"):
