@@ -18,12 +18,8 @@ class StoreBesideOtherPrograms(StoreAgainstDictionary):
     cell: Cell
 
     def make(self, **keys):
-        return open_with(
-            self.path,
-            UnsyncedFiles(),
-            **self.cell.keys,
-            **keys | {"file_size_limit": self.cell.header + keys["file_size_limit"]},
-        )
+        keys["file_size_limit"] += self.cell.header
+        return open_with(self.path, UnsyncedFiles(), **self.cell.keys, **keys)
 
     @rule(msg_id=st.sampled_from(IDS), clean=st.booleans(), remove_marks=st.booleans())
     def another_program_appends_in_between(self, msg_id, clean, remove_marks):
@@ -69,11 +65,5 @@ class StoreBesideOtherPrograms(StoreAgainstDictionary):
 
 def test_store_after_random_history_equals_dictionary(cell, examples):
     machine = type("Machine", (StoreBesideOtherPrograms,), {"cell": cell})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    given = settings(max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine, settings=given)

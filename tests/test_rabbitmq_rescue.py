@@ -33,14 +33,8 @@ def killed_node(base: Path, journal: Journal) -> Path:
     with Broker(base) as broker:
         declare(broker)
         publish(broker, journal, MESSAGES, seed=1, large=3)
-        for queue, count in (
-            ("mail.v1", 150),
-            ("mail.v2", 90),
-            ("lazy.v2", 60),
-            ("fan.a", 400),
-            ("fan.b", 200),
-            ("prio.v1", 50),
-        ):
+        taken = {"mail.v1": 150, "mail.v2": 90, "lazy.v2": 60, "fan.a": 400, "fan.b": 200, "prio.v1": 50}
+        for queue, count in taken.items():
             consume(broker, journal, queue, count)
         consume(broker, journal, "source.v1", 20, reject=True)
         under_load(broker, journal, seconds=3, end=broker.kill)
