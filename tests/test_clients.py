@@ -109,6 +109,15 @@ def test_write_while_entry_is_popped_is_counted(store, client):
     assert store.references(A) == 2
 
 
+def test_message_removed_by_its_first_writer_stays_buffered(store, client):
+    """A second client has written it, too: it is counted, read, and drained."""
+    play(store, "1+A 2+A 1-A", {"1": client, "2": store.client()})
+    assert (store.stats().pending, store.references(A), client.contains(A)) == (1, 1, True)
+    assert client.read(A) == client.read_many([A])[A] == A * 3
+    store._flusher.drain()
+    assert (store.stats().pending, store.references(A), client.read(A)) == (0, 1, A * 3)
+
+
 def test_write_during_flush_is_confirmed_later(store, files):
     confirmed = []
     play(store, "+A f{+B}", store.client(on_confirm=confirmed.extend), files)

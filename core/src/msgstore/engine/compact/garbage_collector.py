@@ -312,9 +312,9 @@ class GarbageCollector:
         if self.thread.is_alive() and threading.current_thread() is not self.thread:
             self.thread.join()
 
-    def request(self) -> None:
-        """Start a collection soon, and let writers wait for it if there is too much garbage. Takes no lock."""
-        if self.thread.is_alive() and self._excess() is not None:
+    def request(self, *, has_grown: bool = False) -> None:
+        """Start a collection soon. ``has_grown``: let writers wait for it if there is too much garbage. Takes no lock."""
+        if has_grown and self.thread.is_alive() and self._excess() is not None:
             self.is_behind = True
         if not self._requests.qsize():
             self._requests.put(None)

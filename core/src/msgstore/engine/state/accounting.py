@@ -81,7 +81,7 @@ class LiveAccounting:
         self.revivable: dict[bytes, int] = {}
         """Dead records that a second write can revive, id to location: those of the current segment, and of segments that are
         not self-describing."""
-        self.request_gc: Callable[[], object] = lambda: None
+        self.request_gc: Callable[..., object] = lambda **_: None
         """Set by the store: there may be something to collect."""
         self.marker: ShutdownFiles | None = None
         """Mark of the last clean shutdown, while nothing was changed since."""
@@ -213,7 +213,7 @@ class LiveAccounting:
     def on_sealed(self, segment: Segment) -> None:
         """Note that the segment takes no more records."""
         self._dirty.add(segment)
-        self.request_gc()
+        self.request_gc(has_grown=True)
         if segment.live_count == 0:
             self._empty.add(segment)
         if segment.form.self_describing:
