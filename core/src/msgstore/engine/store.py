@@ -81,8 +81,8 @@ class Store:
         self.read, self.read_many, self.contains = self._reader.read, self._reader.read_many, self._reader.contains
         self._collector = GarbageCollector(config, backends, accounting, lifecycle, self._flusher.commit_and_reclaim)
         self._gc_lock = self._collector.gc_lock
-        buffered, unconfirmed = (self._buffer.pending, self._buffer.shared), self._flusher.unconfirmed
-        self._unclosed = weakref.finalize(self, warn_of_unconfirmed, config.path, buffered, unconfirmed)
+        pending, unconfirmed = self._buffer.pending, self._flusher.unconfirmed
+        self._unclosed = weakref.finalize(self, warn_of_unconfirmed, config.path, pending, unconfirmed)
         if mode == "r":
             error = StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
             lifecycle.refuse(error)
@@ -153,7 +153,7 @@ class Store:
         """Return statistics. Takes time linear in the number of segments, buffered messages and uncommitted changes."""
         with self._accounting.state_lock, io_errors(self.path):
             self._lifecycle.check_open()
-            segments, pending = self._collector.stats(), self._buffer.ids()
+            segments, pending = self._collector.stats(), list(self._buffer.pending)
             new = sum(self._index.get(msg_id) is None for msg_id in pending)
             now = self._segments.telemetry.counters
             added = self._initial_messages + now.written_messages + now.revived_messages

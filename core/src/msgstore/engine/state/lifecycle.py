@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
@@ -139,12 +139,12 @@ class _Guard:
             self._lifecycle.handle_exception(error, in_callback=self._in_callback)
 
 
-def warn_of_unconfirmed(path: Path, buffered: Iterable[Sized], unconfirmed: Mapping[int, Sized]) -> None:
+def warn_of_unconfirmed(path: Path, pending: Sized, unconfirmed: Mapping[int, Sized]) -> None:
     """Warn of a store that is collected, or still open when the interpreter exits, and has writes to confirm. Takes no lock.
 
-    ``buffered`` holds the messages in memory, some twice, ``unconfirmed`` the ids that each client waits for.
+    ``pending`` holds the messages in memory, ``unconfirmed`` the ids that each client waits for.
     """
-    count = max(*map(len, buffered), sum(map(len, list(unconfirmed.values()))))
+    count = max(len(pending), sum(map(len, list(unconfirmed.values()))))
     if count:
         lost = f"at least {count} writes are not confirmed: they may be lost"
         text = f"{path}: the store was never closed, and {lost}. Call close()."

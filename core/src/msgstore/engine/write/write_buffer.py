@@ -7,12 +7,12 @@
   bytes and int, which the garbage collector does not track.
 - ``pending.pop`` gives an entry to one remover, or to the flush.
 
-A call takes the slow path, which holds the state lock, if it loses such a race, or if its client did not write the entry that
-it finds or has popped:
+A call takes the slow path, which holds the state lock, if it loses such a race, meets a message with several references, or
+removes a message that another client wrote:
 
-- An entry of ``pending`` is one reference. Further ones are in ``shared``, ``(body, {client number: references})``, which only
-  the holder of the state lock changes. A remover whose own reference is there, and that has popped the entry of another client,
-  inserts it into ``pending`` again. A message may be in ``shared`` only.
+- A second reference turns the entry into ``(body, {client number: references})``, which is also in ``shared``. Only the holder
+  of the state lock changes ``shared``. A remover that has popped such an entry from ``pending`` waits for the lock, subtracts
+  its reference, and inserts the entry into ``pending`` again. Without references left the entry leaves ``shared`` instead.
 - So under the state lock an id that is in neither of them, nor in the index, is absent.
 - The flush copies entries, appends them, and pops them under the state lock when the index gets them. An entry that was popped
   by then was removed: its new record is dead.
@@ -25,26 +25,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 
 from msgstore.contract import MsgStoreError
 
 BufferedMessage = tuple[bytes, int | dict[int, int]]
-"""(stored body, number of the client that wrote it); in ``shared``, and for the index, (stored body, references by client)."""
+"""(stored body, number of the client that wrote it, or references by client number)."""
 OVERHEAD = 1024
 """Bytes that a message is charged in addition to its body, so that many small messages do not fill the memory."""
-Popped = tuple[bytes, tuple[bytes, int] | None]
-"""(id, entry that the caller has popped from ``pending``, or None)."""
+Popped = tuple[bytes, BufferedMessage | None]
+"""(id, entry that the caller has popped from the buffer, or None)."""
 
 
 class WriteBuffer:
     """One instance per open store. Callers of the methods hold the state lock, unless a method says otherwise."""
 
     def __init__(self, is_indexed: Callable[[bytes], bool]) -> None:
-        self.pending: dict[bytes, tuple[bytes, int]] = {}
+        self.pending: dict[bytes, BufferedMessage] = {}
         """Entries in write order. Never replaced: fast paths are bound to it."""
         self.shared: dict[bytes, tuple[bytes, dict[int, int]]] = {}
-        """Bodies and references of messages that were written again while they were in ``pending``."""
+        """Entries with several references, also while they are not in ``pending`` for an instant."""
         self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
         """Empty, or one function to call before a removal pops anything: it flushes, and raises if that fails."""
         self.estimated_bytes = 0
@@ -128,59 +128,69 @@ class WriteBuffer:
 
     def add(self, msg_id: bytes, body: bytes, client: int) -> None:
         """Add one reference of a client, with the message if it is not here."""
-        entry = (body, client)
-        if self.pending.setdefault(msg_id, entry) is not entry:
-            owners = self.shared.setdefault(msg_id, (body, {}))[1]
-            owners[client] = owners.get(client, 0) + 1
+        shared = self.shared.get(msg_id)
+        if shared is not None:
+            shared[1][client] = shared[1].get(client, 0) + 1
+            return
+        first = self.pending.pop(msg_id, None)
+        if first is None:
+            mine = (body, client)
+            if self.pending.setdefault(msg_id, mine) is not mine:
+                self.add(msg_id, body, client)
+            return
+        owners = _owners(first)
+        owners[client] = owners.get(client, 0) + 1
+        shared = self.shared[msg_id] = first[0], owners
+        self._insert_shared(msg_id, shared)
 
     def get(self, msg_id: bytes) -> BufferedMessage | None:
-        """Return the entry of an id, or that of its further references."""
+        """Return the entry of an id, also while a remover has popped it."""
         return self.pending.get(msg_id) or self.shared.get(msg_id)
 
     def references(self, msg_id: bytes) -> int:
         """Return the number of references of a buffered message; 0 if it is not here."""
-        entries = self.pending.get(msg_id), self.shared.get(msg_id)
-        return sum(count_references(entry) for entry in entries if entry)
+        entry = self.get(msg_id)
+        return 0 if entry is None else count_references(entry)
 
-    def release_reference(self, msg_id: bytes, client: int, popped: tuple[bytes, int] | None) -> bool:
+    def release_reference(self, msg_id: bytes, client: int, popped: BufferedMessage | None) -> bool:
         """Remove one reference, preferably of this client. Return False if there is none. ``popped``: entry that was popped."""
         shared = self.shared.get(msg_id)
-        if shared is None:
-            return popped is not None or self.pending.pop(msg_id, None) is not None
-        owners = shared[1]
-        if popped is not None and client not in owners:
+        if popped is not None and not isinstance(popped[1], dict):
+            # In turn: a remover popped the shared entry, another client wrote the id (a new entry), this remover popped that.
+            # So the new entry's reference is the one to remove; instead one of ``client`` goes, and the other client's stays.
+            if shared is not None and client in shared[1]:
+                _transfer(shared[1], client, None if popped[1] in self._dropped else popped[1])
+                self._update_shared(msg_id, shared)
             return True
-        owner = client if client in owners else next(iter(owners))
-        owners[owner] -= 1
-        if not owners[owner]:
-            self._drop_owner(msg_id, owner)
-        self.restore_popped([(msg_id, popped)])
+        if shared is None:
+            return self.pending.pop(msg_id, None) is not None
+        _transfer(shared[1], client if client in shared[1] else next(iter(shared[1])), None)
+        self._update_shared(msg_id, shared)
         return True
 
     def restore_popped(self, popped: Iterable[Popped]) -> None:
-        """Put back entries that were popped and not removed, unless their client was dropped meanwhile."""
+        """Put back entries whose removal was refused, unless their client was dropped meanwhile."""
         for msg_id, entry in popped:
-            if entry is not None and (entry[1] not in self._dropped or self._is_indexed(msg_id)):
-                self.add(msg_id, *entry)
+            if entry is None:
+                continue
+            if not isinstance(entry[1], dict):
+                if entry[1] not in self._dropped or self._is_indexed(msg_id):
+                    self._insert(msg_id, entry)
+            elif msg_id in self.shared:
+                self._insert_shared(msg_id, self.shared[msg_id])
 
     def drop_client(self, client: int) -> None:
         """Drop the messages that only this client has written, unless the index has the id."""
         self._dropped.append(client)
-        for msg_id, (_, owners) in list(self.shared.items()):
-            if client in owners and not self._is_indexed(msg_id):
-                self._drop_owner(msg_id, client)
+        for msg_id, shared in list(self.shared.items()):
+            if client in shared[1] and not self._is_indexed(msg_id):
+                del shared[1][client]
+                self._update_shared(msg_id, shared)
         for msg_id, entry in list(self.pending.items()):
             if entry[1] == client and not self._is_indexed(msg_id):
                 popped = self.pending.pop(msg_id, None)
                 if popped is not None and popped is not entry:  # removed and written again meanwhile
-                    self.add(msg_id, *popped)
-
-    def _drop_owner(self, msg_id: bytes, client: int) -> None:
-        """Drop all further references of a client to a message."""
-        owners = self.shared[msg_id][1]
-        del owners[client]
-        if not owners:
-            del self.shared[msg_id]
+                    self._insert(msg_id, popped)
 
     def ids(self) -> list[bytes]:
         """Return the ids of all messages in write order."""
@@ -191,42 +201,36 @@ class WriteBuffer:
         """Return up to ``count`` ids in write order. Needs no lock."""
         while True:
             try:
-                return list(dict.fromkeys(islice(chain(self.pending, self.shared), count)))
+                return list(islice(self.pending, count))
             except RuntimeError:  # a writer has changed the dictionary, which happens without the interpreter lock
                 continue
 
-    def peek(self, ids: Sequence[bytes]) -> Sequence[BufferedMessage | None]:
+    def peek(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
         """Return the entry of each id, or None if it was removed."""
         found = list(map(self.pending.get, ids))
         if self.shared and not all(found):
             return [entry or self.shared.get(msg_id) for msg_id, entry in zip(ids, found, strict=True)]
         return found
 
-    def pop(self, ids: Sequence[bytes]) -> Sequence[BufferedMessage | None]:
+    def pop(self, ids: Sequence[bytes]) -> list[BufferedMessage | None]:
         """Take the entries out, for the index; None for each id that was removed."""
         found = list(map(self.pending.pop, ids, repeat(None)))
         return list(map(self._pop_shared, ids, found)) if self.shared else found
 
-    def _pop_shared(self, msg_id: bytes, entry: BufferedMessage | None) -> BufferedMessage | None:
-        shared = self.shared.pop(msg_id, None)
-        if shared is not None and entry is not None:
-            _add_owners(shared[1], entry)
-        return shared or entry
-
-    def reinsert(self, popped: Iterable[tuple[bytes, BufferedMessage | None]]) -> None:
-        """Put back entries that were popped for the index and have to be written again."""
+    def reinsert(self, popped: Iterable[Popped]) -> None:
+        """Put back entries that were popped and have to be written again."""
         for msg_id, entry in popped:
             if entry is None:
                 continue
-            if isinstance(entry[1], dict):
-                _add_owners(self.shared.setdefault(msg_id, (entry[0], {}))[1], entry)
+            if entry[1].__class__ is dict:
+                shared = self.shared[msg_id] = entry[0], _owners(entry)
+                self._insert_shared(msg_id, shared)
             else:
-                self.add(msg_id, entry[0], entry[1])
+                self._insert(msg_id, entry)
 
     def count(self) -> None:
         """Count the bytes of all messages, OVERHEAD included. Takes time linear in the number of messages."""
         bodies = [body for body, _ in list(self.pending.values())]
-        bodies += [body for msg_id, (body, _) in self.shared.items() if msg_id not in self.pending]
         self.estimated_bytes = sum(map(len, bodies)) + OVERHEAD * len(bodies)
         self.mean_charge = self.estimated_bytes / max(len(bodies), 1)
 
@@ -235,14 +239,59 @@ class WriteBuffer:
         self.pending.clear()
         self.shared.clear()
 
+    # -- entries that change hands ----------------------------------------------------------------------------------------
+
+    def _insert(self, msg_id: bytes, entry: BufferedMessage) -> None:
+        """Insert an entry with one reference; add to the one that a writer has inserted meanwhile."""
+        if self.pending.setdefault(msg_id, entry) is not entry:
+            for client, count in _owners(entry).items():
+                for _ in range(count):
+                    self.add(msg_id, entry[0], client)
+
+    def _insert_shared(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
+        """Insert a shared entry into ``pending``; take over what a writer has inserted meanwhile."""
+        while self.pending.setdefault(msg_id, entry) is not entry:
+            other = self.pending.pop(msg_id, None)
+            if other is not None:
+                _merge(entry[1], other)
+
+    def _update_shared(self, msg_id: bytes, entry: tuple[bytes, dict[int, int]]) -> None:
+        """After a change of its owners: have a shared entry in ``pending``, or drop it if nobody owns it."""
+        if entry[1]:
+            self._insert_shared(msg_id, entry)
+        else:
+            del self.shared[msg_id]
+            last = self.pending.pop(msg_id, None)
+            if last is not None and last is not entry:  # written again while the shared entry was popped
+                self._insert(msg_id, last)
+
+    def _pop_shared(self, msg_id: bytes, entry: BufferedMessage | None) -> BufferedMessage | None:
+        shared = self.shared.pop(msg_id, None)
+        if shared is not None and entry is not None and entry is not shared:  # written again while a remover held it
+            _merge(shared[1], entry)
+        return shared or entry
+
 
 def count_references(entry: BufferedMessage) -> int:
     owners = entry[1]
     return sum(owners.values()) if isinstance(owners, dict) else 1
 
 
-def _add_owners(owners: dict[int, int], entry: BufferedMessage) -> None:
-    """Add the references of an entry."""
-    more = entry[1] if isinstance(entry[1], dict) else {entry[1]: 1}
-    for client, count in more.items():
+def _owners(entry: BufferedMessage) -> dict[int, int]:
+    """Return references by client; of a shared entry its own dictionary."""
+    owners = entry[1]
+    return owners if isinstance(owners, dict) else {owners: 1}
+
+
+def _merge(owners: dict[int, int], entry: BufferedMessage) -> None:
+    for client, count in _owners(entry).items():
         owners[client] = owners.get(client, 0) + count
+
+
+def _transfer(owners: dict[int, int], client: int, to: int | None) -> None:
+    """Turn one reference of a client into one of another client, or drop it."""
+    owners[client] -= 1
+    if not owners[client]:
+        del owners[client]
+    if to is not None:
+        owners[to] = owners.get(to, 0) + 1
