@@ -244,7 +244,7 @@ def scrubs() -> Iterator[Member]:
         Inconsistency("0.sqs", "live_count", "2, not 3"),
         Inconsistency("1.sqs", "overlap", "ends at 7", "0f" * 16, 0, 7),
     ]
-    for state in (ScrubState(), ScrubState(3, 4, 500, 2**24, spots, findings), ScrubState(10**17, 1, 1, 1, spots * 20)):
+    for state in (ScrubState(), ScrubState(3, 4, 500, 2**24, "raw", spots, findings), ScrubState(10**17, spots=spots * 20)):
         yield saved(write_state, state)
 
 
