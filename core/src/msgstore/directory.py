@@ -216,9 +216,7 @@ def read_settings(files: Files, directory: Path, name: str = SETTINGS) -> Settin
             copy,
         ) from error
     try:
-        if members.pop("layout", None) != _LAYOUT:
-            raise ValueError("it was written by a newer msgstore")
-        return Settings(**members)
+        return _settings(members)
     except (ValueError, TypeError) as error:
         action = "backup. If the store has none, move it away, and open the directory once with --adopt (adopt=True)."
         raise StoreError(f"{what.format(error)}{action}") from error
@@ -237,6 +235,12 @@ def parse_settings(data: Buffer) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return members
+
+
+def _settings(members: dict[str, Any]) -> Settings:
+    if members.pop("layout", None) != _LAYOUT:
+        raise ValueError("it was written by a newer msgstore")
+    return Settings(**members)
 
 
 def write_settings(files: Files, directory: Path, settings: Settings) -> None:
