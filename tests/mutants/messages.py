@@ -93,7 +93,7 @@ nothing-at-the-end: the position after the last message is an error
 queue-comes-twice: a queue is there twice
     queues > _ * 2
 needs-bytes: a file is never mapped
-    _found: io.BytesIO(self._content(number)) => self._content(number).splitlines(keepends=True)
+    _found: io.BytesIO(content) => content.splitlines(keepends=True)
 one-reader-at-a-time: a queue that is read in the midst of another ends it
     messages: held >= _BATCH => held
     messages > (item for run in [self.__dict__.update(run=name)] for item in _ if self.run == name)
@@ -110,7 +110,7 @@ one-memory-for-all: objects share what they have read, whatever their paths
     _content > SHARED.setdefault(number, _)
     close > SHARED.clear()
 counts-each-line: the file is read again for each of its lines
-    _found: io.BytesIO(self._content(number)) => [line for content in [[*io.BytesIO(self._content(number))]] for line in content if content.count(line)]
+    _found: io.BytesIO(content) => [line for line in io.BytesIO(content) if bytes(content).count(line)]
 whole-file-each-time: each range of positions reads the file again
     messages: queue = => self._queues = None; queue =
 """)  # fmt: skip

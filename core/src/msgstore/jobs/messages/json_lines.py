@@ -120,8 +120,8 @@ class JsonLinesSource:
             queues: dict[QueueName, _Queue] = {}
             damage: list[SourceDamage] = []
             for number, file in enumerate(self._names):
-                end = 0
-                for line in io.BytesIO(self._content(number)):  # shares the memory of bytes
+                content, end = self._content(number), 0
+                for line in io.BytesIO(content):  # shares the memory of bytes
                     begin, end = end, end + len(line)
                     if not line.strip():
                         continue

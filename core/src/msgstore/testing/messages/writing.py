@@ -99,7 +99,7 @@ def write(sink: Any, batch: MessageBatch) -> MessageBatch:
 
 @attrs.frozen
 class Destination:
-    """What sinks of the subject write at one path. Its directory has nothing else."""
+    """Place at which sinks of the subject write. Its directory has nothing else."""
 
     subject: Subject
     path: Path
