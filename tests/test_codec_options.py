@@ -420,7 +420,7 @@ def test_reader_without_the_key_says_so(keyed, config, tmp_path, monkeypatch):
         said = "record types are read without audit (actor): what they check with that is not checked. "
         assert said in command(*verb).stderr
     assert "read without" not in command("verify", keyed, *config, code=1).stderr
-    said = "new records of the type 'audit' have no actor, which no directory remembers: give record, and format with it"
+    said = "new records of the type 'audit' are written without actor, which no directory keeps: give record and format with it"
     assert [said in command("compact", store, *more).stderr for store, more in ((keyed, []), ("a", config))] == [True, False]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from support import catalogue
@@ -49,3 +52,9 @@ def test_loaded_plugins_are_those_of_the_cells(request, cells):
 @pytest.mark.parametrize("kind", ["format", "index", "gc", "body", "source", "sink", "runner"])
 def test_every_kind_has_a_backend(kind):
     assert catalogue().names(kind)
+
+
+def test_loading_imports_no_large_library():
+    """Each program that opens a store loads all plugins."""
+    code = "import sys, msgstore; msgstore.load_catalogue(); print({'numpy', 'pandas', 'pyarrow'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

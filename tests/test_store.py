@@ -209,14 +209,15 @@ def other_writer(path: Path, keys: dict[str, object], how: str) -> str:
 
 
 def test_other_writer_is_refused_until_killed(cells, tmp_path):
-    """With one cell: the lock knows nothing of backends."""
-    path, keys = tmp_path / "store", cells[0].keys
-    with open_with(path, **keys):
-        assert f"process {os.getpid()} has the store open for writing" in other_writer(path, keys, "is killed")
-    assert other_writer(path, keys, "is killed") == ""
-    with open_with(path, **keys) as store:
-        assert store.read(bytes(16)) == b"confirmed"
-        assert store.stats().recovery.how == ("tail" if keys["index"] == "lmdb" else "rebuild")
+    """With one cell of each index: the lock knows nothing of backends, but an index may have one of its own."""
+    for index, keys in {cell.index: cell.keys for cell in cells}.items():
+        path = tmp_path / index
+        with open_with(path, **keys):
+            assert f"process {os.getpid()} has the store open for writing" in other_writer(path, keys, "is killed")
+        assert other_writer(path, keys, "is killed") == ""
+        with open_with(path, **keys) as store:
+            assert store.read(bytes(16)) == b"confirmed"
+            assert store.stats().recovery.how == ("tail" if index == "lmdb" else "rebuild")
 
 
 def test_read_only_store_refuses_and_writes_nothing(opened, cell, tmp_path):

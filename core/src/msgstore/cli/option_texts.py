@@ -46,7 +46,7 @@ def toml_type(kind: Any) -> str:
 
 def hinted_fields(kind: Any) -> tuple[attrs.Attribute[Any], ...]:
     """Return the fields of an attrs class, with types that are resolved."""
-    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(attrs.resolve_types(kind, include_extras=False))
+    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(attrs.resolve_types(kind))
     return fields
 
 

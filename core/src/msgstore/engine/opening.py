@@ -238,7 +238,7 @@ def _warn_of_key(config: StoreConfig, catalogue: Catalogue) -> None:
     types = catalogue.descriptors(RecordTypeDescriptor)
     found = [one for one in types if (one.format, one.name) == (config.format.name, config.record)]
     if names := [field.name for one in found for field in attrs.fields(one.options) if field.repr is False]:
-        what = "%s: new records of the type %r have no %s, which no directory remembers: give record, and format with it"
+        what = "%s: new records of the type %r are written without %s, which no directory keeps: give record and format with it"
         log.warning(what, config.path, config.record, ", ".join(names))
 
 

@@ -50,7 +50,7 @@ class Store:
     """As ``read_many`` of a client."""
     contains: Callable[[bytes], bool]
     """As ``contains`` of a client."""
-    flush: Callable[[], None]
+    flush: Callable[[], None]  # Flusher.flush
     """Write all buffered messages, commit the index, and confirm the messages to their clients. With ``fsync_every`` sync and
     commit follow later.
 
@@ -106,7 +106,8 @@ class Store:
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """Return a new client. ``on_confirm(ids)`` is called once per flush with the ids that it confirmed, in write order.
 
-        It is called on the thread that flushed, one client at a time, and may write, read and remove. A named client is
+        It is called on the thread that flushed, one client at a time, and may write, read and remove. If it raises, that is
+        logged, and the ids are not confirmed again. A named client is
         remembered in ``clean.dot``, as RabbitMQ remembers its queues. Raises TypeError, StoreClosed.
         """
         self._lifecycle.check_open()

@@ -81,9 +81,10 @@ class JobInputs:
         """Bytes of the segments."""
         return sum(item.size for item in self.inputs)
 
-    def paths(self, sources: Iterable[Path]) -> list[Path]:
+    def paths(self, sources: Iterable[str | Path]) -> list[Path]:
         """Return ``sources``, what their globs match, and the directories of segments, except of a file named by itself."""
-        paths = [*sources, *matched_by(sources)]
+        named = [*map(Path, sources)]
+        paths = [*named, *matched_by(named)]
         of_files = {path.parent for path in paths if path.is_file()}
         return [*paths, *sorted({Path(item.store) for item in self.inputs} - of_files)]
 

@@ -107,7 +107,7 @@ def scan_file(
         except BrokenPlugin as error:
             raise BrokenPlugin(f"{path}: {error}") from error.__cause__
         values: dict[int, Values | None] = {}
-        for columns in (scan.records, scan.duplicates) if fields else ():
+        for columns in (scan.records, scan.duplicates) if fields and form.with_fields else ():
             for _, offset, size, byte in columns.rows():
                 if (bound := form.with_fields.get(byte)) is not None:
                     values[offset] = _values_at(path, offset, form, bound, data[offset : offset + size])

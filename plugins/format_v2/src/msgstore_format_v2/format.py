@@ -48,8 +48,10 @@ _pack_head = RECORD_HEAD.pack
 
 
 class SegmentFormatV2:
-    """Format of ``.sqs`` files: typed records after a 64-byte header. It makes the record
-    type ``message`` itself, for byte 3. The descriptor of ``message`` tells tools the name, and that the type is FRAMED.
+    """Format of ``.sqs`` files: typed records after a 64-byte header. The record type of new messages makes their bytes.
+
+    The type ``message``, with byte 3, is there even if nothing binds it: then this class creates the ``MessageRecord``. The
+    descriptor of ``message`` tells tools the name, and that the type is FRAMED.
 
     Raises ValueError for record types that cannot be bound to their type bytes.
     """

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import flatbuffers
+
+if TYPE_CHECKING:
+    import flatbuffers
 
 IDENTIFIER = b"MQV2"
 _SHARING = 8
@@ -177,6 +179,8 @@ class _Reader:
 
 def encode_header(header: Mapping[str, Any]) -> bytes:
     """Return a header. Fields that are not there, or have their default, take no bytes."""
+    import flatbuffers  # imports numpy: a tenth of a second for each program that loads the plugin
+
     builder = flatbuffers.Builder(256)
     builder.Finish(_add_table(builder, "MessageHeader", header), file_identifier=IDENTIFIER)
     return bytes(builder.Output())

@@ -221,7 +221,10 @@ def _look(
     backends = resolve(config, catalogue, remembered)
     _check_providers(config, backends, remembered, read_only=read_only)
     formats, ours = backends.formats, backends.write_format.descriptor
-    sync: Sync = "never" if config.durability == "os" else "each append" if config.durability == "fsync" else "later"
+    if config.durability == "os":
+        sync: Sync = "never"
+    else:
+        sync = "each append" if config.durability == "fsync" else "later"
     segments = Segments(directory, files, formats, sync=sync)
     segments.erase = config.erase
     if not directory.is_dir():

@@ -67,7 +67,8 @@ AppendedRun = tuple[Segment, int, int]
 
 
 class LiveAccounting:
-    """One instance per open store. Callers of methods that change memory hold the state lock; of the others the flush lock."""
+    """One instance per open store. Callers of methods that change memory hold the state lock; of the others the flush lock,
+    unless a method says otherwise."""
 
     def __init__(self, config: StoreConfig, segments: Segments, index: Index) -> None:
         self.segments = segments

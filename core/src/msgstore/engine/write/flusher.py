@@ -106,6 +106,7 @@ class Flusher:
         self._bytes_to_commit = 0
         """Part of ``uncommitted_bytes`` that is appended, and that the next commit covers. Guarded by the flush lock."""
         self._flush_again = False
+        """Set by a callback of the running flush that asks for a flush."""
         self.set_failing: Callable[[bool], object] = lambda _: None
         """Set by the writer: called with the outcome of each flush."""
         self._delivering_thread: int | None = None
@@ -153,7 +154,7 @@ class Flusher:
         if last or accounting.is_changed or ids or to_confirm or self._segments.hints.unwritten:
             self._segments.must_check_files = True
         for is_repeated in (False, True):
-            left: Sequence[bytes] = ids
+            left: Sequence[bytes] = ids  # those that the index has by now are passed over
             try:
                 while left:
                     at, again = 0, list[bytes]()
@@ -169,7 +170,7 @@ class Flusher:
                     raise
                 log.warning("%s: segments without messages are deleted, and the append is tried again", error.__cause__)
                 self._segments.check_files()
-                uncommitted -= self._bytes_to_commit
+                uncommitted -= self._bytes_to_commit  # the commit takes these off the count
                 self.commit_and_reclaim()  # removals may free what a full disk has no room for
         with accounting.state_lock:
             if buffer.pending:
