@@ -38,6 +38,24 @@ DATA = Path(__file__).parent / "data"
 DIRECTORIES = ["mixed_upgrade", "v1_clean", "v1_compacted", "v2_clean", "v2_compacted", "v2_dirty", "v2_dirty_torn"]
 
 
+@contextlib.contextmanager
+def one_at_a_time(make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield ``make``, which first abandons what it has made before, as the end of a process does. So does the end."""
+    last: list[Any] = []
+
+    def abandon() -> None:
+        while last:
+            last.pop().abandon()
+
+    def make_next(*arguments: Any, **options: Any) -> Any:
+        abandon()
+        last.append(make(*arguments, **options))
+        return last[0]
+
+    yield make_next
+    abandon()
+
+
 def slow(*values: object) -> Any:
     """Mark one case of a parametrized sweep as ``slow``. The fast suite keeps the cases that stand for the others."""
     return pytest.param(*values, marks=pytest.mark.slow)

@@ -24,7 +24,7 @@ from msgstore_rabbitmq_source.queue_index import LiveEntry, live_entries
 from rabbitmq_files import index_v1
 from rabbitmq_files.messages import encode_message, read_message
 from rabbitmq_files.names import queue_directory, read_segment_entries, vhost_directory
-from support import slow
+from support import one_at_a_time, slow
 
 TERM = b"\x83h\x06 any bytes"
 ID = b"i" * 16
@@ -40,23 +40,16 @@ def short_journal(monkeypatch):
 @pytest.fixture
 def opened(tmp_path):
     """Open the index of the test, or one in another directory. The one before is abandoned, as at the end of a process."""
-    last = []
 
-    def open_index(path=tmp_path, *, files=None, terms=None, synced=False, size=4, broker=False):
+    def make(path=tmp_path, *, files=None, terms=None, synced=False, size=4, broker=False):
         context = QueueIndexContext(
             options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size,
             is_for_broker=broker,
         )  # fmt: skip
-        abandon()
-        last.append(QueueIndexV1(context))
-        return last[0]
+        return QueueIndexV1(context)
 
-    def abandon():
-        while last:
-            last.pop().abandon()
-
-    yield open_index
-    abandon()
+    with one_at_a_time(make) as open_index:
+        yield open_index
 
 
 def own(position, *, persistent=True, term=TERM):

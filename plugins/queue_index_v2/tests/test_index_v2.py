@@ -11,7 +11,7 @@ from msgstore_queue_index_v2.index import ALONE, QueueIndexV2
 from msgstore_queues.contract import Entry, QueueIndexContext
 from msgstore_queues.testing.queue_indexes import write
 from rabbitmq_files import index_v2
-from support import HookedFiles, failing, flip
+from support import HookedFiles, failing, flip, one_at_a_time
 
 TERM = b"\x83h\x06 any bytes"
 
@@ -19,22 +19,15 @@ TERM = b"\x83h\x06 any bytes"
 @pytest.fixture
 def opened(tmp_path):
     """Open the index of the test, or one in another directory. The one before is abandoned, as at the end of a process."""
-    last = []
 
-    def open_index(path=tmp_path, *, files=None, terms=None, synced=False, size=4):
+    def make(path=tmp_path, *, files=None, terms=None, synced=False, size=4):
         context = QueueIndexContext(
             options=None, directory=path, files=files or Files(), terms=terms, is_synced=synced, segment_entries=size,
         )  # fmt: skip
-        abandon()
-        last.append(QueueIndexV2(context))
-        return last[0]
+        return QueueIndexV2(context)
 
-    def abandon():
-        while last:
-            last.pop().abandon()
-
-    yield open_index
-    abandon()
+    with one_at_a_time(make) as open_index:
+        yield open_index
 
 
 def own(position, *, persistent=True, term=TERM):
