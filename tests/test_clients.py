@@ -157,7 +157,7 @@ def test_counts_after_concurrent_changes_are_exact(store, client):
     def work(seed):
         """What it has removed it has written before, so no removal can miss."""
         rng, client, mine = random.Random(seed), store.client(), Counter()
-        for _ in range(3000):
+        for _ in range(1500):
             msg_id = rng.choice(IDS)
             if mine[msg_id] and rng.random() < 0.5:
                 client.remove([msg_id])

@@ -378,7 +378,7 @@ def test_reads_beside_writers_and_compaction_find_bodies(opened):
 
     def change():
         try:
-            for turn in range(30):
+            for turn in range(15):
                 extra = [(1000 + turn).to_bytes(2, "big") * 7 + bytes([n, 0]) for n in range(100)]
                 client.write_many((i, i * 5) for i in extra)
                 store.flush()
