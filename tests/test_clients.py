@@ -114,6 +114,32 @@ def test_message_removed_by_its_first_writer_stays_buffered(store, client):
     assert (store.stats().pending, store.references(A), client.read(A)) == (0, 1, A * 3)
 
 
+def test_two_removals_at_once_take_their_own_references(store):
+    """One has popped the entry when the other looks for it. The client of the other one has no reference any more."""
+    two, one = store.client(), store.client()
+    play(store, "1+A 2+A 2+A", {"1": one, "2": two})
+    popped = store._buffer.pending.pop(A)
+    one.remove([A])
+    store._writer.remove_slow(two, [(A, popped)])
+    one.delete_and_close()
+    assert (store.references(A), two.contains(A)) == (1, True)
+    store.flush()
+    assert (store.references(A), two.contains(A)) == (1, True)
+
+
+def test_message_of_another_client_outlasts_deletion_during_removal(store):
+    """A client is deleted while its removal has popped the message."""
+    staying, leaving = store.client(), store.client()
+    play(store, "1+A 2+A", {"1": staying, "2": leaving})
+    popped = store._buffer.pending.pop(A)
+    leaving.delete_and_close()
+    store.flush()
+    assert (staying.contains(A), store.references(A)) == (True, 1)
+    with pytest.raises(StoreClosed):
+        store._writer.remove_slow(leaving, [(A, popped)])
+    assert (staying.contains(A), store.references(A)) == (True, 1)
+
+
 def test_write_during_flush_is_confirmed_later(store, files):
     confirmed = []
     play(store, "+A f{+B}", store.client(on_confirm=confirmed.extend), files)
