@@ -25,7 +25,7 @@ def body_of(number: int) -> bytes:
 
 
 BODIES = {id_of(number): body_of(number) for number in LEFT}
-"""What is left after the removal of what is GONE."""
+"""Messages that are still there when those of GONE are removed: id to body."""
 
 
 def opened(path, cell, files=None, **keys):

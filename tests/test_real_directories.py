@@ -215,7 +215,7 @@ def test_leftover_of_killed_combination_loses_nothing(step, index, tmp_path):
 
 
 def test_tools_read_leftover_as_segment(tmp_path):
-    pytest.importorskip("msgstore_ets_index")
+    pytest.importorskip("msgstore_ets_index")  # the tools open the store with the default index; cells of LMDB lack it
     combining = Combining(tmp_path)
     combining.killed("when the left one is cut")
     path, live = combining.path, {msg_id.hex() for msg_id in combining.real.live}

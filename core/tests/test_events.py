@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ from msgstore.engine.events import Telemetry
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider, find_entry_points, load
 from msgstore.testing.stores import open_with
-from support import HookedFiles, failing, filled
+from support import HookedFiles, failing, filled, until
 
 ACME = Provider("acme-watch", "1.0", "watch", "acme_watch")
 IDS = [bytes([n]) * 16 for n in range(100)]
@@ -326,8 +325,7 @@ def test_opened_event_statistics_follow_the_store(tmp_path, recorder):
     with observed(tmp_path, recorder) as (store, client):
         client.write_many((msg_id, b"body") for msg_id in IDS)
         store.flush()
-        while not recorder.events:  # it is told on another thread
-            time.sleep(0.001)
+        until(lambda: recorder.events)  # observers are called on another thread
         (opened,) = recorder.of(events.StoreOpenedEvent)
         numbers = opened.statistics()
         expected = {"flushes": 1, "messages": 100, "written_messages": 100, "live_bytes": 2500, "written_bytes": 2500}

@@ -44,7 +44,7 @@ CHECKSUM = SegmentFormatV2(FormatContext(NoOptions(), tuple(_RECORDS), "checksum
 
 
 Family = Callable[[int], bytes]
-"""What makes an input of about so many bytes."""
+"""Function that returns an input of about the given number of bytes."""
 
 
 def filled(pattern: bytes, head: bytes = b"") -> Family:

@@ -28,7 +28,7 @@ class Member:
     fields: Sequence[int] = ()
     """Offsets where records, sizes or counts stand."""
     others: Sequence[Member] = ()
-    """What it is spliced with."""
+    """Files whose ends may follow the beginning of this one."""
 
 
 def mutated(random: Random, member: Member) -> bytes:

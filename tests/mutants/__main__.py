@@ -10,6 +10,7 @@ import json
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -36,7 +37,7 @@ class Watch:
         self.enough = enough
         self.record = record
         self.caught_by: dict[str, str] = json.loads(CAUGHT_BY.read_text())
-        self.of: dict[str, tuple[str, str]] = {}
+        self.names: dict[str, tuple[str, str]] = {}
         """Id of a test to the names of its subject and of the test."""
         self.found: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
         """Name of a mutant or an original to the tests that "passed", "failed" (their own assertions did), or were "not run"
@@ -50,18 +51,21 @@ class Watch:
         """Run the tests of each subject up to enough that catch it, that of ``caught_by`` first."""
         tests: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in session.items:
-            name, test = self.of[item.nodeid] = item.callspec.params["subject"].name, item.originalname  # type: ignore[attr-defined]
+            assert isinstance(item, pytest.Function)
+            subject: Any = item.callspec.params["subject"]
+            name, test = subject.name, item.originalname
+            self.names[item.nodeid] = name, test
             if not self.only or name in self.only:
                 tests[name].insert(0 if test == self.caught_by.get(name) else len(tests[name]), item)
         for name, items in tests.items():
             failed = self.found[name]["failed"]
             for item in items:
-                if len(failed) < self.enough and self.of[item.nodeid][1] not in failed:
+                if len(failed) < self.enough and self.names[item.nodeid][1] not in failed:
                     session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name, test = self.of[report.nodeid]
+        name, test = self.names[report.nodeid]
         if report.failed and (report.when != "call" or "NameError: " in report.longreprtext):  # a table with a misspelt name
             self.found[name]["not run"][test] = report.duration
         elif report.when == "call" and not report.skipped:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import msgstore
 from msgstore.contract import events
 from msgstore_prometheus_observer import plugin
 from msgstore_prometheus_observer.metrics import COUNTERS, GAUGES, Metrics
+from support import until
 
 README = Path(__file__).parents[1] / "README.md"
 STORE = Path("/data/orders")
@@ -126,11 +126,9 @@ def test_a_store_of_ones_own(tmp_path):
         client.remove([bytes([n]) * 16 for n in range(3)])
         store.flush()
         store.compact(everything=True)
-        deadline = time.monotonic() + 30
         key = "msgstore_collection_seconds_count", (("action", "compacted"),)
-        while key not in (found := samples(REGISTRY, tmp_path)) and time.monotonic() < deadline:
-            time.sleep(0.05)  # events are told on another thread
-        stats = store.stats()
+        until(lambda: key in samples(REGISTRY, tmp_path))  # observers are called on another thread
+        found, stats = samples(REGISTRY, tmp_path), store.stats()
         assert found[key] == 1
         assert found["msgstore_messages", ()] == 7
         assert found["msgstore_written_messages_total", ()] == 10

@@ -7,7 +7,6 @@ Folders are named ``class=NAME``, as Spark and Hive name them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from msgstore.jobs.columns.sums import IdAggregator, fixed_width, int64, of_any_
 from msgstore.jobs.counts import check_weights, read_split, weight_of
 from msgstore.jobs.inputs import SegmentInput
 from msgstore.jobs.output.staging_directory import StagingDirectory, create_attempt, errors
+from msgstore.jobs.paths import absolute
 from msgstore.jobs.reading.segment_check import IntactRecords, read_intact
 from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ClassReport, ReconcileJob, ReconcileReport, report_of
@@ -135,8 +135,7 @@ def staging_of(job: ReconcileJob) -> AbstractContextManager[StagingDirectory | N
     """Return the staging directory of the classes, or None if they are not written."""
     if job.to is None:
         return nullcontext()
-    destination = Path(os.path.abspath(job.to))  # noqa: PTH100 - absolute() keeps ".."
-    return StagingDirectory.create_locked(destination, [*job.sources, *job.deltas])
+    return StagingDirectory.create_locked(absolute(job.to), [*job.sources, *job.deltas])
 
 
 def commit(staging: StagingDirectory, written: Sequence[ClassFiles]) -> None:

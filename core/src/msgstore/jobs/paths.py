@@ -13,6 +13,11 @@ from msgstore.files import check_listable, check_searchable, is_gone, stat_regul
 is_glob = glob.has_magic
 
 
+def absolute(path: str | Path) -> Path:
+    """Return an absolute path without ``..``, for processes that have another working directory. Links stay links."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - absolute() keeps "..", and resolve() follows links
+
+
 def matches(pattern: str) -> list[Path]:
     """Return the matches of a glob by name, including hidden names."""
     return [Path(name) for name in sorted(glob.glob(pattern, recursive=True, include_hidden=True))]  # noqa: PTH207 - a Path takes relative patterns only

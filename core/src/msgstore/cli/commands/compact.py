@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.output.staging_directory import StagingDirectory, check_destination
+from msgstore.jobs.paths import absolute
 from msgstore.jobs.reading.segment_check import UnreadableSegmentError, opening
 from msgstore.jobs.reports import SpanReport, sums
 from msgstore.jobs.salvage import plan_salvage
@@ -169,7 +169,7 @@ def _copy(
         if counts is None and (has_settings(target.path) or (target.path / SAVED_COUNTS).exists()):
             check_destination(destination, [target.path])
             # Next to the destination, where every worker of a runner can read the counts.
-            neighbour = Path(os.path.abspath(destination)).with_name(f"{destination.name}.counts")  # noqa: PTH100 - links stay links
+            neighbour = absolute(destination).with_name(f"{destination.name}.counts")
             counts = Path(stack.enter_context(StagingDirectory.create_locked(neighbour, publishes=False)).path, "counts.csv")
             _write_counts(target, counts)
         job = plan_salvage(

@@ -5,7 +5,6 @@ Nothing is kept if it fails: only :mod:`msgstore.jobs.messages.convert` can be c
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
 from msgstore.jobs.messages.convert import Conversion, Refused, find_queues, open_sink
 from msgstore.jobs.messages.sources import SourceSpec, open_source
 from msgstore.jobs.output.staging_directory import StagingDirectory, create_attempt, errors
+from msgstore.jobs.paths import absolute
 from msgstore.jobs.tasks import ProgressMeter, Run
 from msgstore.jobs.workers import worker_catalogue
 
@@ -54,7 +54,7 @@ class ConvertedPart:
 
     place: str
     report: ConvertReport
-    """Of its queue."""
+    """Has one queue, with the counts of this part alone."""
     refused: tuple[tuple[int, str], ...]
     """Position and reason."""
 
@@ -112,7 +112,7 @@ def convert_in_parts(
     on_refused: Refused | None = None,
 ) -> ConvertReport:
     """Execute a job, whose parts ``run`` executes. Raises as ``convert``, and then nothing is left."""
-    destination, files = Path(os.path.abspath(job.destination)), Files()  # noqa: PTH100 - absolute() keeps ".."
+    destination, files = absolute(job.destination), Files()
     queues = {one.info.name: one for one in report.queues}
     with StagingDirectory.create_locked(destination, [job.source.path]) as staging:
         if (work := Path(staging.path).parent / WORK).exists():

@@ -6,7 +6,6 @@ The bytes are those that the store itself would write: the same records, segment
 
 from __future__ import annotations
 
-import os
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from msgstore.engine.segment.segment import io_errors
 from msgstore.engine.segment.segments import Segments
 from msgstore.files import Files
 from msgstore.jobs.output.staging_directory import create_attempt, errors
+from msgstore.jobs.paths import absolute
 from msgstore.jobs.workers import body_check, worker_catalogue
 from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.catalogue import Catalogue
@@ -63,7 +63,7 @@ class StoreSpec:
     @property
     def destination(self) -> Path:
         """The directory as an absolute path, because processes of a job may have other working directories."""
-        return Path(os.path.abspath(self.path))  # noqa: PTH100 - absolute() keeps ".."
+        return absolute(self.path)
 
     def config(self, path: Path | None = None) -> StoreConfig:
         """Return the configuration of the store, or of one at ``path``, without threads and syncs. Raises ConfigError."""
