@@ -82,7 +82,8 @@ class JobInputs:
         return sum(item.size for item in self.inputs)
 
     def paths(self, sources: Iterable[str | Path]) -> list[Path]:
-        """Return ``sources``, what their globs match, and the directories of segments, except of a file named by itself."""
+        """Return the paths that a destination must not be in: ``sources``, the matches of their globs, and the directories of
+        the segments. The directory of a source that is a file is left out."""
         named = [*map(Path, sources)]
         paths = [*named, *matched_by(named)]
         of_files = {path.parent for path in paths if path.is_file()}
