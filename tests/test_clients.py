@@ -15,7 +15,7 @@ import pytest
 
 import msgstore
 from msgstore.config import store_config
-from msgstore.contract import StoreClosed, StoreIOError
+from msgstore.contract import MessageNotFound, StoreClosed, StoreIOError
 from msgstore.engine.write import flusher
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.testing.probes import eager_switching
@@ -138,6 +138,19 @@ def test_message_of_another_client_outlasts_deletion_during_removal(store):
     with pytest.raises(StoreClosed):
         store._writer.remove_slow(leaving, [(A, popped)])
     assert (staying.contains(A), store.references(A)) == (True, 1)
+
+
+def test_refused_removal_gives_no_reference_back(store):
+    """Otherwise a message returns whose removal has meanwhile been told that it is absent."""
+    writer, remover = store.client(), store.client()
+    play(store, "1+A", {"1": writer})
+    popped = store._buffer.pending.pop(A)
+    remover.delete_and_close()
+    with pytest.raises(MessageNotFound):
+        writer.remove([A])
+    with pytest.raises(StoreClosed):
+        store._writer.remove_slow(remover, [(A, popped)])
+    assert (store.references(A), writer.contains(A)) == (0, False)
 
 
 def test_write_during_flush_is_confirmed_later(store, files):

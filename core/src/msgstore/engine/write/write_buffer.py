@@ -168,15 +168,10 @@ class WriteBuffer:
         self._update_shared(msg_id, shared)
         return True
 
-    def restore_popped(self, popped: Iterable[Popped]) -> None:
-        """Put back entries whose removal was refused, unless their client was dropped meanwhile."""
+    def restore_shared(self, popped: Iterable[Popped]) -> None:
+        """After a removal that was refused: put back what has several references. What had one stays removed."""
         for msg_id, entry in popped:
-            if entry is None:
-                continue
-            if not isinstance(entry[1], dict):
-                if entry[1] not in self._dropped or self._is_indexed(msg_id):
-                    self._insert(msg_id, entry)
-            elif msg_id in self.shared:
+            if entry is not None and msg_id in self.shared:
                 self._insert_shared(msg_id, self.shared[msg_id])
 
     def drop_client(self, client: int) -> None:
