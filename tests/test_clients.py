@@ -140,6 +140,16 @@ def test_message_of_another_client_outlasts_deletion_during_removal(store):
     assert (staying.contains(A), store.references(A)) == (True, 1)
 
 
+def test_deleted_client_keeps_nothing_that_it_wrote_during_a_removal(store):
+    """Its removal has popped a shared entry, so its next write makes an entry beside that one."""
+    staying, leaving = store.client(), store.client()
+    play(store, "1+A 2+A", {"1": staying, "2": leaving})
+    store._buffer.pending.pop(A)
+    play(store, "2+A", {"2": leaving})
+    leaving.delete_and_close()
+    assert (store.references(A), staying.contains(A)) == (1, True)
+
+
 def test_refused_removal_gives_no_reference_back(store):
     """Otherwise a message returns whose removal has meanwhile been told that it is absent."""
     writer, remover = store.client(), store.client()

@@ -159,7 +159,8 @@ class WriteBuffer:
             # In turn: a remover popped the shared entry, another client wrote the id (a new entry), this remover popped that.
             # So the new entry's reference is the one to remove; instead one of ``client`` goes, and the other client's stays.
             if shared is not None and client in shared[1]:
-                _transfer(shared[1], client, None if popped[1] in self._dropped else popped[1])
+                is_dropped = popped[1] in self._dropped and not self._is_indexed(msg_id)
+                _transfer(shared[1], client, None if is_dropped else popped[1])
                 self._update_shared(msg_id, shared)
             return True
         if shared is None:
@@ -177,15 +178,15 @@ class WriteBuffer:
     def drop_client(self, client: int) -> None:
         """Drop the messages that only this client has written, unless the index has the id."""
         self._dropped.append(client)
-        for msg_id, shared in list(self.shared.items()):
-            if client in shared[1] and not self._is_indexed(msg_id):
-                del shared[1][client]
-                self._update_shared(msg_id, shared)
         for msg_id, entry in list(self.pending.items()):
             if entry[1] == client and not self._is_indexed(msg_id):
                 popped = self.pending.pop(msg_id, None)
                 if popped is not None and popped is not entry:  # removed and written again meanwhile
                     self._insert(msg_id, popped)
+        for msg_id, shared in list(self.shared.items()):  # last: what is inserted again takes over what is pending
+            if client in shared[1] and not self._is_indexed(msg_id):
+                del shared[1][client]
+                self._update_shared(msg_id, shared)
 
     def ids(self) -> list[bytes]:
         """Return the ids of all messages in write order."""
