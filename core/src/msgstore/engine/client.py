@@ -46,10 +46,9 @@ class Client:
     remove: Callable[[Iterable[bytes]], None]
     """``remove(ids)``: remove one reference of each id; a message without references is gone.
 
-    Raises MessageNotFound with the absent ids after the others were removed. Raises ValueError for what is not an id, and
-    StoreClosed if another thread closes the client or the store meanwhile: some of the others may have been removed. After
-    StoreIOError, repeat the removal with ``error.ids``, the ids that lost no reference. With ``sync_interval = 0`` usually all
-    were removed, and ``error.applied`` says so.
+    Raises MessageNotFound with the absent ids after the others were removed; ValueError for what is not an id, when some of the
+    others may have been removed; StoreIOError: repeat the removal with ``error.ids``, the ids that lost no reference. With
+    ``sync_interval = 0`` usually all were removed, and ``error.applied`` says so.
     """
 
     set_size_limit: Callable[[int], None]  # bodies of this many bytes and more take the slow path of ``write``; 0: all do

@@ -169,10 +169,15 @@ class WriteBuffer:
         self._update_shared(msg_id, shared)
         return True
 
-    def restore_shared(self, popped: Iterable[Popped]) -> None:
-        """After a removal that was refused: put back what has several references. What had one stays removed."""
+    def restore_popped(self, popped: Iterable[Popped]) -> None:
+        """Put back entries whose removal was refused, unless their client was dropped meanwhile."""
         for msg_id, entry in popped:
-            if entry is not None and msg_id in self.shared:
+            if entry is None:
+                continue
+            if not isinstance(entry[1], dict):
+                if entry[1] not in self._dropped or self._is_indexed(msg_id):
+                    self._insert(msg_id, entry)
+            elif msg_id in self.shared:
                 self._insert_shared(msg_id, self.shared[msg_id])
 
     def drop_client(self, client: int) -> None:
@@ -183,7 +188,7 @@ class WriteBuffer:
                 popped = self.pending.pop(msg_id, None)
                 if popped is not None and popped is not entry:  # removed and written again meanwhile
                     self._insert(msg_id, popped)
-        for msg_id, shared in list(self.shared.items()):  # last: what is inserted again takes over what is pending
+        for msg_id, shared in list(self.shared.items()):  # second: inserting it takes over an entry in ``pending``
             if client in shared[1] and not self._is_indexed(msg_id):
                 del shared[1][client]
                 self._update_shared(msg_id, shared)

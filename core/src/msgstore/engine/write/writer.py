@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from msgstore.config import StoreConfig
-from msgstore.contract import BrokenPlugin, MessageNotFound, StoreClosed, StoreIOError, StoreReadOnly
+from msgstore.contract import BrokenPlugin, MessageNotFound, MsgStoreError, StoreClosed, StoreIOError, StoreReadOnly
 from msgstore.engine.backends import Backends, too_large
 from msgstore.engine.client import Client, check_id
 from msgstore.engine.segment.segment import io_error, io_errors
@@ -215,8 +215,7 @@ class Writer:
                 if self._accounting.is_persistent:
                     self.flusher.uncommitted_bytes += on_disk * OVERHEAD
         except (ValueError, StoreClosed, StoreReadOnly):
-            with self._lifecycle.guard(), self._accounting.state_lock:
-                self.buffer.restore_shared(popped)
+            self._restore(popped)
             raise
         except BrokenPlugin as error:
             raise BrokenPlugin(f"{self._config.path}: {error}") from error
@@ -253,6 +252,17 @@ class Writer:
         if len(released.missing) < len(ids):
             self._accounting.mark_dead(released.freed)
         return len(ids), released.missing
+
+    def _restore(self, popped: Sequence[Popped]) -> None:
+        """Put back what a refused removal has popped, and flush: an earlier flush may have confirmed these ids without them."""
+        with self._lifecycle.guard(), self._accounting.state_lock:
+            self.buffer.restore_popped(popped)
+        if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:
+            try:
+                with self._lifecycle.guard():
+                    self.flusher.flush_or_defer()
+            except MsgStoreError as error:
+                log.warning("%s: %s", self._config.path, error)
 
     def _flush_first(self, outcome: str, ids: Iterable[bytes] = ()) -> None:
         """Flush before a change, after a failure: otherwise unwritten changes would fill the memory. ``ids``: of a removal."""
