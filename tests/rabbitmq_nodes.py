@@ -21,7 +21,8 @@ NOW_MS = 1_795_424_000_000
 
 def unpack(directory: Path, packed: Path = KILLED / "node.tar.gz") -> Path:
     with tarfile.open(packed) as archive:
-        archive.extractall(directory, filter="fully_trusted")
+        archive.extraction_filter = lambda member, path: member  # the argument ``filter`` came with Python 3.11.4
+        archive.extractall(directory)
     return next(directory.glob("*@localhost"))
 
 

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.spark
 def node(tmp_path_factory) -> str:
     directory = tmp_path_factory.mktemp("node")
     with tarfile.open(DATA / "rabbitmq-3.10-killed/node.tar.gz") as archive:
-        archive.extractall(directory, filter="fully_trusted")
+        archive.extraction_filter = lambda member, path: member  # the argument ``filter`` came with Python 3.11.4
+        archive.extractall(directory)
     return str(directory / "sre@localhost")
 
 
