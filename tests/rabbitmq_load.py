@@ -51,6 +51,14 @@ class Journal:
                     found[queue][uid] += 1
         return found
 
+    def unsure(self) -> Counter[str]:
+        """Return how many messages each queue may have lost in a kill: acknowledged, or never confirmed."""
+        unconfirmed = self.published.keys() - self.confirmed
+        found = Counter(queue for uid in unconfirmed for queue in self.queues[uid])
+        for (queue, _), count in self.acknowledged.items():
+            found[queue] += count
+        return found
+
     def possible(self, queue: str) -> set[str]:
         """Return the messages that a queue may have."""
         return {uid for uid, queues in self.queues.items() if queue in queues or queue == "dead.v2"}

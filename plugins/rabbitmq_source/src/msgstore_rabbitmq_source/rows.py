@@ -91,7 +91,7 @@ class RowReader:
         """Yield the last batch, and the messages that are lost."""
         if self._batch.bodies:
             yield self._batch.taken(self._name)
-        why = "" if self._certainty == CERTAIN else ", consumed just before the kill, or lost"
+        why = "" if self._certainty == CERTAIN else ", consumed just before the kill, never confirmed, or lost"
         for file, (entry, count) in self._lost.items():
             reason = f"in the queue index, and in no shared store{why}: {count:,}, first {entry.msg_id.hex()}"
             yield SourceDamage(file=file, offset=entry.offset, size=entry.size, reason=reason, name=self._name, messages=count)
