@@ -417,7 +417,7 @@ def test_reader_without_the_key_says_so(keyed, config, tmp_path, monkeypatch):
     monkeypatch.setattr("acme_audit_record.plugin.AuditOptions", SecretActor)
     monkeypatch.setattr(loader, "_KEPT", {})
     for verb in (["verify", keyed], ["scan", keyed, *config], ["salvage", keyed, tmp_path / "copy", *config]):
-        said = "record types are read without audit (actor): what they check with that is not checked. "
+        said = "records are read without the secrets of their types, so nothing that needs them is checked: audit (actor). "
         assert said in command(*verb).stderr
     assert "read without" not in command("verify", keyed, *config, code=1).stderr
     said = "new records of the type 'audit' are written without actor, which no directory keeps: give record and format with it"

@@ -95,7 +95,8 @@ class Watch:
         if self.record:
             known = {name: test for name, test in sorted(self.caught_by.items()) if name in faults}
             CAUGHT_BY.write_text(json.dumps(known, indent=1) + "\n")
-        print(f"{right[True]} of {tried} mutants are caught; {right[False]} of {originals} originals pass")
+        also = f"; {right[False]} of {originals} originals pass" if originals else ""
+        print(f"{right[True]} of {tried} mutants are caught{also}")
         is_right = right == {True: tried, False: originals}
         session.exitstatus = pytest.ExitCode.OK if is_right else pytest.ExitCode.TESTS_FAILED
 

@@ -59,12 +59,12 @@ def note_defaults(catalogue: Catalogue, format_name: str, record: str | None, re
 
 
 def note_missing_keys(catalogue: Catalogue, names: Iterable[str], remedy: str) -> None:
-    """Say which secret options these record types have, if any, for a command that has none of them."""
+    """Say which secret options these record types have, if any, for a command that was given none of them."""
     types = catalogue.descriptors(RecordTypeDescriptor)
     secrets = {one.name: [field.name for field in attrs.fields(one.options) if field.repr is False] for one in types}
     if listed := [f"{name} ({', '.join(secrets[name])})" for name in sorted(set(names)) if secrets.get(name)]:
-        what = "what they check with that is not checked"
-        output.note(f"record types are read without {', '.join(listed)}: {what}. {remedy}")
+        what = "records are read without the secrets of their types, so nothing that needs them is checked"
+        output.note(f"{what}: {', '.join(listed)}. {remedy}")
 
 
 def print_doubt(out: output.Output, codec: Backend | None, spans: Iterable[SpanReport], catalogue: Catalogue) -> None:
