@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import linecache
 import logging
 import random
 import signal
@@ -19,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -215,6 +217,43 @@ def test_interrupt_in_flush_ends_the_store(tmp_path, files):
     assert confirmed == [A]
     with msgstore.open_store(tmp_path) as store:
         assert store.read(A) == A * 3
+
+
+@contextlib.contextmanager
+def interrupted_at(code: CodeType, line: int) -> Iterator[None]:
+    """Inside, a KeyboardInterrupt comes before this line of a function, if the function comes there."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is code and event == "line" and frame.f_lineno == line:
+            raise KeyboardInterrupt
+        return trace if frame.f_code is code else None
+
+    usual = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        sys.settrace(usual)
+
+
+def test_write_interrupted_at_any_line_confirms_what_it_took(tmp_path):
+    with msgstore.open_store(tmp_path / "lines") as store, store.client() as client:
+        code = client.write.__code__
+    ended = []
+    for line in sorted({line for _, _, line in code.co_lines() if line}):
+        confirmed: list[bytes] = []
+        try:
+            with msgstore.open_store(tmp_path / str(line), sync_interval="1h") as store:
+                client = store.client(on_confirm=confirmed.extend)
+                with interrupted_at(code, line):
+                    client.write(A, A)
+                store.flush()
+                assert confirmed == [A] * client.contains(A), f"line {line}"
+        except StoreClosed:
+            ended.append(linecache.getline(code.co_filename, line).strip())
+    assert "unconfirmed.append(msg_id)" in ended
+    assert len(ended) <= 4, "only where the message and its id are noted"
 
 
 def test_exception_of_a_handler_after_a_callback_leaves_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

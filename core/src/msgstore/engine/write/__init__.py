@@ -6,6 +6,6 @@ or to drain a part of the buffer. A flush and a drain pass ``Flusher`` -> ``Batc
 ``Segments.append`` syncs what it has written. A flush then commits the index
 (``LiveAccounting.commit``), deletes empty segments, and confirms. With ``fsync_every`` a flush confirms without a commit;
 ``BackgroundFlusher``, which flushes by the clock, later calls ``Flusher.sync_and_commit``: ``Segments.sync_written``, then the
-commit. ``engine.open.startup`` sets ``Segments.when_synced``; ``engine.backends.make_index`` sets ``IndexContext.sync``, for
-the files of the index. Segment files are in ``engine.segment``.
+commit. What is synced when is decided at the opening: ``Segments`` gets ``sync=`` from ``engine.open.startup``, and the index
+``IndexContext.sync`` from ``engine.backends.make_index``. Segment files are in ``engine.segment``.
 """

@@ -278,7 +278,8 @@ class BackgroundFlusher:
         self.thread = threading.Thread(target=self._run, name=f"msgstore-flusher {config.path}", daemon=True)
 
     def wake(self) -> None:
-        """Flush within the interval. Called when the buffer was empty, and by each slow write, so it must be fast."""
+        """Flush within the interval. Called by a write into an empty buffer, each slow write, and a removal of what the index
+        has, so it must be fast."""
         if self._is_idle:
             self._signals.put(False)
 

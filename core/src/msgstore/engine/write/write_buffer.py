@@ -64,11 +64,13 @@ class WriteBuffer:
         wake: Callable[[], object],
         charge: Callable[[int], object],
         slow_path: Callable[[bytes, bytes], object],
+        on_error: Callable[[BaseException], object],
     ) -> tuple[Callable[[bytes, bytes], None], Callable[[int], None]]:
         """Return ``write`` and ``set_size_limit`` of a client. ``write`` takes no lock but in ``charge``.
 
         ``wake`` is called before the first message in an empty buffer, ``charge(bytes)`` after each ``charge_step`` bytes,
-        OVERHEAD included; it may wait, drain or flush. ``slow_path`` gets what needs the lock, or is not valid.
+        OVERHEAD included; it may wait, drain or flush. ``slow_path`` gets what needs the lock, or is not valid. ``on_error``
+        gets an exception that came between the entry and its id in ``unconfirmed``.
         """
         pending, setdefault = self.pending, self.pending.setdefault  # local names: here nanoseconds count
         charged = 0
@@ -79,9 +81,14 @@ class WriteBuffer:
                 if not pending:
                     wake()
                 entry = (body, client)
-                if setdefault(msg_id, entry) is entry:
-                    if unconfirmed is not None:  # after the entry, so that a flush finds the entry of each id that it confirms
+                try:
+                    is_first = setdefault(msg_id, entry) is entry
+                    if is_first and unconfirmed is not None:  # second, so that a flush finds an entry for what it confirms
                         unconfirmed.append(msg_id)
+                except BaseException as error:
+                    on_error(error)
+                    raise
+                if is_first:
                     charged += size + OVERHEAD
                     if charged >= charge_step:
                         due, charged = charged, 0

@@ -1,7 +1,7 @@
 """Writer: takes messages into the write buffer, removes references, and decides when the buffer is written.
 
 One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step;
-with ``fsync`` they ask for a background flush instead. At ``max_unconfirmed`` bytes of changes that no commit covers yet, the
+with ``fsync`` they ask for a background flush instead. Near ``max_unconfirmed`` bytes of changes that no commit covers yet, the
 calling thread flushes. With a persistent index it asks for a background flush when a quarter of that was appended.
 """
 
@@ -27,7 +27,8 @@ log = logging.getLogger("msgstore.writer")
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
 _WORTH_A_COUNT = BUFFER_TARGET - 2**20
-"""The buffer is counted only if ``mean_charge * len(pending)`` is below this. Until the next count, clients write 1 MiB."""
+"""The buffer is counted only if its messages, with the mean size of the last batch, have fewer bytes than this. So after a
+count at least 1 MiB is written before the next one."""
 
 
 class Writer:
@@ -70,6 +71,7 @@ class Writer:
             self.background.wake,
             self.charge,
             partial(self.write_slow, client),
+            self._on_error,
         )
         client.remove = self.buffer.make_remover(client.number, partial(self.remove_slow, client))
         self.flusher.clients.append(client)
@@ -104,6 +106,10 @@ class Writer:
             if client.unconfirmed is not None:
                 client.unconfirmed.clear()
             self.buffer.drop_client(client.number)
+
+    def _on_error(self, error: BaseException) -> None:
+        """Do what ``guard`` does, which would make each removal a tenth slower."""
+        self._lifecycle.handle_exception(error, in_callback=self._lifecycle.callbacks.is_inside)
 
     def _is_indexed(self, msg_id: bytes) -> bool:
         return self._index.get(msg_id) is not None
@@ -219,8 +225,8 @@ class Writer:
             raise
         except BrokenPlugin as error:
             raise BrokenPlugin(f"{self._config.path}: {error}") from error
-        except BaseException as error:  # as ``guard``, which would make each removal a tenth slower
-            self._lifecycle.handle_exception(error, in_callback=self._lifecycle.callbacks.is_inside)
+        except BaseException as error:
+            self._on_error(error)
             raise
         if on_disk:
             self.background.wake()
