@@ -69,6 +69,13 @@ def test_suite_tests_distribution_without_code(pytester):
 
 
 @kit
+def test_backend_without_a_test_is_not_tested(pytester):
+    chosen = "-k", "TestDescriptor and raw", "--msgstore-partial", "in part"
+    done = pytester.runpytest("--pyargs", SUITE, "--msgstore-dist", "msgstore", *chosen)
+    assert [line.split()[1] for line in done.outlines if line.startswith("tested: ")] == ["body:raw"]
+
+
+@kit
 def test_source_without_sample_fails_with_what_is_missing(pytester):
     pytester.makepyfile("""
         import pytest

@@ -23,6 +23,8 @@ SUITE = "msgstore.testing.suite"
 _SKIPPED_FOR = "does not claim "
 """Begin of the reason of a skip that the summary lists by capability."""
 _REASON = "__msgstore_replaces__"
+_SUBJECT = "msgstore subject"
+"""Property of a test: the name of its subject."""
 _SHOWN = 5
 """Tests that are left out of which the summary gives the names."""
 
@@ -105,6 +107,8 @@ class _Run:
         self._collected: list[Any] = []
         self._left_out: list[str] = []
         self._tests: set[str] = set()
+        self._tested: set[str] = set()
+        """Subjects of which a test was run."""
         self._skips: dict[str, list[str]] = defaultdict(list)
         self._replaced: dict[str, str] = {}
 
@@ -126,6 +130,8 @@ class _Run:
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if issubclass(getattr(item, "cls", None) or object, KitTests):
             self._collected.append(item)
+            if "subject" in (params := item.callspec.params if hasattr(item, "callspec") else {}):
+                item.user_properties.append((_SUBJECT, str(params["subject"])))  # pytest-xdist sends these with each report
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note what has to run, and does not: tests that were collected, and those of the subjects that pytest never saw."""
@@ -147,6 +153,8 @@ class _Run:
         self._left_out += [test for test, reason in self._replaced.items() if not reason]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and not report.skipped:
+            self._tested.update(str(value) for name, value in report.user_properties if name == _SUBJECT)
         if report.nodeid in self._tests and (report.skipped or hasattr(report, "wasxfail")):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
             _, found, capability = reason.partition(_SKIPPED_FOR)
@@ -171,7 +179,7 @@ class _Run:
         say = terminalreporter.line
         if self._subjects:
             terminalreporter.section("msgstore's conformance kit")
-        for subject in self._subjects:
+        for subject in (one for one in self._subjects if str(one) in self._tested):
             say(f"tested: {subject} of {subject.provider}")
         for capability, tests in sorted(self._skips.items()):
             say(f"skipped, not claimed: {capability}: {', '.join(sorted(tests))}")
