@@ -15,6 +15,8 @@ import venv
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from test_kit_of_ours import OURS, run_kit
+
 ROOT = Path(__file__).parents[1]
 TOOLS = ["pytest", "hypothesis"]
 COUNT = """
@@ -27,9 +29,9 @@ spark.stop()
 
 
 def distributions() -> list[str]:
-    """Paths, with extras, of what requirements-dev.txt installs; the plugins that only tests have are left out."""
+    """Paths, with extras, of what requirements-dev.txt installs."""
     text = (ROOT / "requirements-dev.txt").read_text() + (ROOT / "tests/requirements.txt").read_text()
-    return [path for path in re.findall(r"^-e (\S+)$", text, re.MULTILINE) if path != "./tests/foreign"]
+    return re.findall(r"^-e (\S+)$", text, re.MULTILINE)
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> None:
@@ -43,16 +45,15 @@ def main(directory: str) -> None:
     pip = (sys.executable, "-m", "pip")
     run(*pip, "wheel", "--quiet", "--wheel-dir", str(wheels), *distributions(), *TOOLS)
     names = [path.name.partition("-")[0].replace("_", "-") for path in wheels.glob("*.whl")]
-    ours = [name for name in names if name.startswith(("msgstore", "acme"))]
+    ours = [name for name in names if name.startswith(("msgstore", "acme", "foreign"))]
     run(*pip, "install", "--quiet", "--no-index", "--find-links", str(wheels), "--force-reinstall", *ours, *TOOLS)
     run(*pip, "check")
     run("msgstore", "plugins", "--check")
     run("msgstore", "demo")
     plugins = {point.dist.name for point in entry_points(group="msgstore") if point.dist is not None}
-    chosen = [argument for name in ours if name in plugins for argument in ("--msgstore-dist", name)]
-    # Without the options of this repository.
+    assert plugins <= OURS.keys() | {"msgstore-spark"}, plugins
+    run_kit(wheels, "msgstore-spark")
     alone = ["-c", os.devnull, "--rootdir", str(wheels), "-W", "error", "-p", "no:cacheprovider"]
-    run(sys.executable, "-m", "pytest", *alone, "--pyargs", "msgstore.testing.suite", *chosen)
     run(sys.executable, "-m", "pytest", *alone, "--pyargs", "msgstore_queues.testing.suite")
     install_spark(wheels / "laptop")
 

@@ -48,17 +48,18 @@ PROGRAM = """
 """
 SLOW_DISK = """
     import time
+    from pathlib import Path
     from msgstore.files import Files
 
-    plain = Files.pwrite
+    plain, slow = Files.pwrite, Path(__file__).with_name("slow")
 
     def pwrite(self, fd, data, offset):
-        time.sleep({seconds} if len(data) > 20_000 else 0)
+        time.sleep({seconds} if len(data) > 20_000 and slow.exists() else 0)
         plain(self, fd, data, offset)
 
     Files.pwrite = pwrite
 """
-"""``sitecustomize`` module that makes larger writes slow, so that a job can be killed during them."""
+"""``sitecustomize`` module: larger writes are slow while a file ``slow`` is beside it, so a job can be killed during them."""
 
 
 @contextlib.contextmanager
@@ -68,6 +69,7 @@ def job(store: Path, master: str, *sources: Path, seconds: float) -> Iterator[su
     site = store.parent.with_name("site")
     site.mkdir()
     (site / "sitecustomize.py").write_text(textwrap.dedent(SLOW_DISK.format(seconds=seconds)))
+    (site / "slow").touch()
     env = os.environ | {"JAVA_HOME": str(find_java_home()), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(site)}
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), master, str(store), str(COUNT), *map(str, sources)]
     with (
@@ -124,6 +126,7 @@ def test_tasks_of_killed_process_are_repeated(tmp_path, damaged, victim):
     with job(store, "local-cluster[2,1,1024]", *sources, seconds=0.5) as writing:
         executor = descendants(writing.pid, "CoarseGrainedExecutorBackend", "--executor-id 0")[-1]
         os.kill(descendants(executor, "pyspark")[-1] if victim == "worker" else executor, signal.SIGKILL)
+        (tmp_path / "site/slow").unlink()
         output, _ = writing.communicate()
         assert output.splitlines()[-1:] == [str(COUNT - len(sources))]
     assert content(store) == (salvaged if sources else expected(COUNT))
