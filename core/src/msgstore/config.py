@@ -71,7 +71,7 @@ class StoreConfig:
     ``msgstore.json`` names."""
     durability: Durability = "os"
     """The meaning of a confirm: ``"os"``, passed to the operating system; ``"fsync"``, synced to disk; ``{ fsync_every =
-    "100ms" }``, passed to the operating system, and a sync begins at most about that time later."""
+    "100ms" }``, passed to the operating system, and a sync begins within about that time, rarely up to a second later."""
     reads: Reads = "pread"
     """How messages are read: ``"pread"``, one system call each, or ``"mmap"``, from mappings of the segments. Mappings are
     about twice as fast if the files are in memory."""

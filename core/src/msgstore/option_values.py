@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class FsyncEvery:
-    """Durability ``{ fsync_every = "100ms" }``: a sync of confirmed messages begins at most about this time later."""
+    """Durability ``{ fsync_every = "100ms" }``: confirmed messages are synced a little later."""
 
     fsync_every: Duration
     """Longest time from the confirm to the begin of the sync, rarely up to a second more."""

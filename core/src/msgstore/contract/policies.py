@@ -101,10 +101,10 @@ class GcPolicy(Protocol):
 
     def plan(self, segments: Sequence[SegmentStats], now: float) -> Sequence[Action]:
         """Return the actions, in the order of execution. Pure: it keeps nothing, and asks no clock. ``segments`` are in number
-        order; ``now`` is in seconds since the epoch, and may be earlier than at the call before. The same segments may come
-        again when they are older. The time is linear in the number of segments, beside sorting them.
+        order; ``now`` is in seconds since the epoch, and may be earlier than at the call before. The policy may be
+        asked again about the same segments, later. It takes time linear in their number, apart from sorting them.
 
         The engine skips and logs an action that names an unknown, current or quarantined segment, or one that an earlier
-        action names, and a Combine above the size limit. It carries out nothing of a plan with anything else than actions. It
+        action names, and a Combine above the size limit. If anything in the plan is not an action, it carries out nothing. It
         deletes segments without live records by itself.
         """

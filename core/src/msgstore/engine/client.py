@@ -28,7 +28,7 @@ class Client:
 
     write: Callable[[bytes, bytes], None]  # WriteBuffer.make_fast_path, Writer.write_slow
     """``write(msg_id, body)``: write a message, or add a reference to one. An id names one body permanently, so
-    write equal bodies: the body of a second write is not kept, and reads may return it until the next flush.
+    write equal bodies: of a message that the store has, the new body is dropped, at once or by the next flush.
 
     The message can be read at once. The next flush appends it to a segment and calls ``on_confirm`` with its id:
     ``sync_interval`` later, or in ``store.flush()``. ``durability`` says if it is synced before. Raises ValueError (id),
