@@ -93,6 +93,9 @@ reference-written-anew-is-lost: A reference that is written while a remover has 
 small-messages-weigh-nothing: Millions of empty messages stay in memory because they are counted as no bytes.
   WriteBuffer.make_fast_path  tests/test_clients.py::test_unconfirmed_bytes_stay_within_the_bound
   = charged += size + OVERHEAD => charged += size
+interrupted-write-is-never-confirmed: After a Ctrl-C in a write, its message is stored, and no callback names it.
+  WriteBuffer.make_fast_path  tests/test_interrupts.py::test_write_interrupted_at_any_line_confirms_what_it_took
+  = on_error(error) => pass
 @ msgstore.engine.write.batch_writer
 removed-while-written-stays-live: A message that is removed while it is written keeps its segment from ever being deleted.
   BatchWriter._enter_mixed  tests/test_clients.py::test_dead_record_of_current_segment_is_revived

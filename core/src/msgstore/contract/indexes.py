@@ -151,8 +151,8 @@ class Index(Protocol):
     def enter(self, ids: Sequence[bytes], locations: Iterable[int], references: Iterable[int] | None = None) -> None:
         """Add or replace entries, with one reference each unless ``references`` is given.
 
-        If it raises, also because an iterable does, it has changed nothing: the next flush enters these ids again. May raise
-        OSError. What it has entered all the same is released again.
+        May raise OSError, or what an iterable raises, and must then have changed nothing: the next flush enters these ids
+        again. The engine releases what such a call has entered all the same.
         """
 
     def add_reference(self, msg_id: bytes) -> bool:

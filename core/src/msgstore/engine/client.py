@@ -34,7 +34,7 @@ class Client:
     ``sync_interval`` later, or in ``store.flush()``. ``durability`` says if it is synced before. Raises ValueError (id),
     TypeError (body), MessageTooLarge and BodyRefused (the message was not taken), StoreClosed, and StoreIOError:
     ``error.applied`` says if the message was taken, which is possible only with ``sync_interval = 0``. After a failed flush
-    each write flushes first, and fails with it.
+    each write flushes first, and raises if that fails again.
     """
     read: Callable[[bytes], bytes]
     """``read(msg_id)``: return the body. Raises MessageNotFound (a KeyError), CorruptRecord, StoreIOError, ValueError (id)."""

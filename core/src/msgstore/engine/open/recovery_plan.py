@@ -1,7 +1,8 @@
 """Recovery plan: compare the saved index with the segments, to decide how it is recovered. What the steps of a recovery share.
 
 ================  ==================================================================================================
-``trust``         The index was saved at a clean shutdown and nothing has changed since. Nothing is read.
+``trust``         The index was saved at a clean shutdown and nothing has changed since. Nothing is read, except segments
+                  whose time of change is another one, such as those of a copied directory.
 ``tail``          The shutdown was dirty. Records after the last commit of a persistent index are scanned, or after the
                   last clean shutdown if the process ended before its first commit.
 ``reconciled``    The saved index does not fit the directory. Counts are kept where the records agree with it

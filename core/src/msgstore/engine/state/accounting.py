@@ -228,7 +228,8 @@ class LiveAccounting:
     # -- callers hold the flush lock, not the state lock ------------------------------------------------------------------
 
     def begin_change(self) -> None:
-        """Prepare the first change on disk: after a crash from here on, the next opening has to scan. Raises StoreIOError."""
+        """Prepare the first change on disk: after a crash from here on, the next opening looks for records that were appended.
+        Raises StoreIOError."""
         if self.marker is not None:
             self.segments.check_directory()
             self.marker.retire(self.segments)

@@ -40,7 +40,7 @@ class GroupCommit:
     """Runs one piece of work for all threads that ask for it. Thread-safe.
 
     The first caller waits for ``lock`` and does the work. Threads that call before the work begins wait for this run, not for
-    the lock. The lock would wake them one after the other, and some only after later runs that they do not need.
+    the lock: that would wake one thread after another, and some only after later runs that they do not need.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -102,7 +102,8 @@ class Flusher:
         self.clients: list[Client] = []
         self.callback_failures = 0
         self.uncommitted_bytes = 0
-        """Charged bytes of changes that no commit covers. Guarded by the state lock."""
+        """Charged bytes of changes that no commit covers. Too high after a drain or a collection, until a flush has committed.
+        Guarded by the state lock."""
         self._bytes_to_commit = 0
         """Part of ``uncommitted_bytes`` that is appended, and that the next commit covers. Guarded by the flush lock."""
         self._flush_again = False
@@ -187,7 +188,8 @@ class Flusher:
         return to_confirm
 
     def drain(self) -> None:
-        """Append the oldest messages, about one step, unless another thread holds the flush lock."""
+        """Append the oldest messages, about one step, unless another thread holds the flush lock. If that thread takes it just
+        now, wait for it."""
         if self._delivering_thread == get_ident():
             self._drain_locked()
         elif not self._accounting.flush_lock.locked():
@@ -261,8 +263,8 @@ the thread is not idle yet, or looks before the entry is there: the flush then b
 
 
 class BackgroundFlusher:
-    """The store starts the ``thread``; ``stop`` ends it. With ``sync_interval = 0`` each call flushes; then the thread only
-    syncs, for ``fsync_every``, and without that it is not started."""
+    """The store starts the ``thread``; ``stop`` ends it. With ``sync_interval = 0`` each call flushes, so the thread is
+    started only for ``fsync_every``."""
 
     def __init__(self, flusher: Flusher, accounting: LiveAccounting, config: StoreConfig) -> None:
         self._flusher = flusher

@@ -42,7 +42,7 @@ class WriteBuffer:
 
     def __init__(self, is_indexed: Callable[[bytes], bool]) -> None:
         self.pending: dict[bytes, BufferedMessage] = {}
-        """Entries in write order. Never replaced: fast paths are bound to it."""
+        """Entries in write order; a second reference moves an entry to the end. Never replaced: fast paths are bound to it."""
         self.shared: dict[bytes, tuple[bytes, dict[int, int]]] = {}
         """Entries with several references, also while they are not in ``pending`` for an instant."""
         self.before_removals: list[Callable[[Iterable[bytes]], None]] = []
@@ -201,12 +201,12 @@ class WriteBuffer:
                 self._update_shared(msg_id, shared)
 
     def ids(self) -> list[bytes]:
-        """Return the ids of all messages in write order."""
+        """Return the ids of all messages, in the order of ``pending``."""
         ids = list(self.pending)
         return ids + [msg_id for msg_id in self.shared if msg_id not in self.pending] if self.shared else ids
 
     def oldest(self, count: int) -> list[bytes]:
-        """Return up to ``count`` ids in write order. Needs no lock."""
+        """Return the first ids of ``pending``, up to ``count``. Needs no lock."""
         while True:
             try:
                 return list(islice(self.pending, count))

@@ -1,8 +1,8 @@
 """Writer: takes messages into the write buffer, removes references, and decides when the buffer is written.
 
-One threshold and one bound pace it. Above BUFFER_TARGET writing threads append the oldest messages, each call one short step;
-with ``fsync`` they ask for a background flush instead. Near ``max_unconfirmed`` bytes of changes that no commit covers yet, the
-calling thread flushes. With a persistent index it asks for a background flush when a quarter of that was appended.
+Above BUFFER_TARGET writing threads append the oldest messages, each call one short step; with ``fsync`` they ask for a
+background flush instead. Near ``max_unconfirmed`` bytes of changes that no commit covers yet, the calling thread flushes. With
+a persistent index it asks for a background flush when a quarter of that was appended.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("msgstore.writer")
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
 _WORTH_A_COUNT = BUFFER_TARGET - 2**20
-"""The buffer is counted only if its messages, with the mean size of the last batch, have fewer bytes than this. So after a
-count at least 1 MiB is written before the next one."""
+"""The buffer is counted only if its messages probably have fewer bytes than this. Being 1 MiB below BUFFER_TARGET, it makes
+counts rare: at least that much is written between two of them."""
 
 
 class Writer:
