@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -442,10 +441,10 @@ def test_reader_waits_for_an_opening_writer(tmp_path, beside_ten, monkeypatch):
     with pytest.raises(msgstore.StoreLocked, match="has been opening"):
         reading(tmp_path)
     monkeypatch.undo()
-    begin = time.monotonic()
-    writer.tell("import time; time.sleep(0.2); lock.opened()")  # it is opening for longer than a reader takes to ask
+    waited = tmp_path.with_name("waited")
+    writer.tell(f"import time; time.sleep(0.2); Path({str(waited)!r}).touch(); lock.opened()")  # longer than a reader asks
     assert client.contains(bytes(16))
-    assert time.monotonic() - begin > 0.1
+    assert waited.exists()
     writer.answer()
     # Killed while it was opening: what it found is still right.
     writer.do("lock.release(); lock = WriterLock(path)")

@@ -125,7 +125,8 @@ class GcPolicyTests(KitTests):
 
     def test_options_that_its_class_accepts(self, subject: Subject) -> None:
         """A failure means that with another value of an option, which its class accepts, a plan raises, or asks for what cannot
-        be done; or that with a value of up to 1 the policy compacts for ever. Negative numbers are left out."""
+        be done. For options that are text, or numbers from 0 to 1, also that the policy compacts for ever. Negative numbers are
+        left out."""
         rng = random.Random(1)
         for name, value, other in with_other_options(subject):
             for count in (0, 1, 2, *([9] * 9)) if isinstance(value, str) or value >= 0 else ():
@@ -143,9 +144,10 @@ class GcPolicyTests(KitTests):
     def test_it_plans_something(self, subject: Subject, policy: Any) -> None:
         """A failure means that the policy, with these options, does nothing in any of several hundred stores: with segments of
         1 kB to 16 MB, from nearly all garbage to none, a minute to a year old, at each minute of a day and each hour of a week.
-        Then the other tests say nothing of it. Give the descriptor an example with which it plans something. Or that it
-        remembers what it has planned: an action that the engine had to leave out is not planned again, or segments that were
-        too young stay so for ever."""
+        Then the other tests say nothing of it: give the descriptor an example with which it plans something.
+
+        A failure of the comparison means that the policy remembers what it has planned: an action that the engine had to leave
+        out is not planned again, or segments that were too young stay so for ever."""
         if subject.provider.distribution == "msgstore" and subject.name == "never":
             return
         planned = []
