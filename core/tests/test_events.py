@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +23,11 @@ from core_support import BROKER, copy_of, flip, raising, run
 from msgstore import hookimpl
 from msgstore.contract import BrokenPlugin, GcPolicyDescriptor, PluginError, StoreIOError, events
 from msgstore.engine import events as announcing
-from msgstore.engine.events import Telemetry
+from msgstore.engine.events import Counters, Telemetry
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
 from msgstore.plugins.loader import EVENT_HOOKS, Observer, Provider, find_entry_points, load
 from msgstore.testing.stores import open_with
-from support import HookedFiles, failing, filled, until
+from support import HookedFiles, failing, filled, in_threads, until
 
 ACME = Provider("acme-watch", "1.0", "watch", "acme_watch")
 IDS = [bytes([n]) * 16 for n in range(100)]
@@ -162,6 +163,20 @@ def test_dropped_messages_fire_event(tmp_path, recorder):
     telemetry.stop()
     assert recorder.events[0] == events.MessagesDroppedEvent(store=tmp_path, **dropped)
     assert telemetry.counters.dropped_messages == 3
+
+
+def test_events_of_several_threads_are_all_counted(tmp_path, monkeypatch):
+    """A flush and a collection may note deleted segments at the same time."""
+    telemetry = Telemetry(tmp_path)
+    # Another thread runs between the two halves of each addition.
+    monkeypatch.setattr(Counters, "__setattr__", lambda *pair: (time.sleep(0), object.__setattr__(*pair)))
+
+    def note() -> None:
+        for _ in range(100):
+            telemetry.note(events.SegmentDeletedEvent, file="0.sqs", size=1)
+
+    in_threads(note, note, note, note)
+    assert (telemetry.counters.deleted_segments, telemetry.counters.collected_bytes) == (400, 400)
 
 
 def test_observers_receive_their_options(tmp_path, recorder, monkeypatch):

@@ -86,7 +86,7 @@ class StoreConfig:
     max_unconfirmed: Size = Size(64 * 2**20)
     """Limit of uncommitted bytes: those written that no commit of the index covers, confirmed or not. Each message counts as
     its body plus 1 KiB. A writer that comes near the limit flushes before it continues. With ``fsync_every`` this flush
-    commits only beyond the limit. More than 128 clients may exceed it by 256 KiB each."""
+    commits only beyond the limit. More than 128 clients may exceed it by up to 256 KiB each."""
     shared_cache: Size = Size(16 * 2**20)
     """Bytes of cached bodies of messages with several references, so that all readers get one object. 0: no cache."""
     where: str = attrs.field(default="", eq=False)

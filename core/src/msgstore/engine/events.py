@@ -37,7 +37,7 @@ MAX_SPANS = 10_000
 
 @attrs.define
 class Counters:
-    """Numbers since the store was opened. Sizes in bytes, of whole records or files. Guarded by the state lock."""
+    """Numbers since the store was opened. Sizes in bytes, of whole records or files."""
 
     written_messages: int = 0
     """Messages written to disk; a second reference is not counted."""
@@ -98,7 +98,7 @@ def describe(event: Event) -> tuple[str, int, str, dict[str, int]]:
 
 
 class Telemetry:
-    """One instance per store, from before its recovery until it is closed. No method raises.
+    """One instance per store, from before its recovery until it is closed. Thread-safe, except ``wrote``. No method raises.
 
     Observers are called one by one, on the thread ``msgstore-observers PATH``; without observers there is none.
     """
@@ -110,6 +110,8 @@ class Telemetry:
         self._options = options
         """Options of observers by entry point."""
         self.counters = Counters()
+        self._counting = threading.Lock()
+        """Guards the counters, but those of ``wrote``."""
         self.in_callback: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         """Set by the store: entered around each call of an observer."""
         self._spans: set[tuple[str, int | None]] = set()
@@ -133,14 +135,13 @@ class Telemetry:
         """Count, log and publish an event with these members. None follows ``StoreClosedEvent``."""
         event = kind(store=self.store, **members)
         logger, level, text, counts = describe(event)
-        for counter, number in counts.items():
-            setattr(self.counters, counter, getattr(self.counters, counter) + number)
+        self._count(counts)
         logging.getLogger(f"msgstore.{logger}").log(level, "%s: %s", self.store, text)
         if not self._is_finished and self._by_class[kind]:
             if self._waiting.qsize() < MAX_WAITING:
                 self._waiting.put(event)
             else:
-                self.counters.observer_failures += 1
+                self._count({"observer_failures": 1})
         if kind is events.StoreClosedEvent:
             self._finish()
 
@@ -150,8 +151,13 @@ class Telemetry:
             self._spans.add((file, offset))
             self.note(events.CorruptionFoundEvent, file=file, offset=offset, reason=reason)
 
+    def _count(self, counts: Mapping[str, int]) -> None:
+        with self._counting:
+            for counter, number in counts.items():
+                setattr(self.counters, counter, getattr(self.counters, counter) + number)
+
     def wrote(self, appended: Iterable[tuple[object, int, int]]) -> None:
-        """Count the (segment, records, bytes) that a flush appended."""
+        """Count the (segment, records, bytes) that a flush appended. Caller holds the state lock."""
         self.counters.flushes += 1
         for _, messages, size in appended:
             self.counters.written_messages += messages
@@ -180,7 +186,7 @@ class Telemetry:
                             attrs.evolve(event, options=MappingProxyType(self._options.get(observer.provider.entry_point, {})))
                         )
                 except BaseException:  # sys.exit() too: the other observers go on
-                    self.counters.observer_failures += 1
+                    self._count({"observer_failures": 1})
                     _observers_log.exception("%s: %s of %s failed", self.store, observer.hook, observer.provider)
 
 

@@ -23,6 +23,6 @@ def msgstore_indexes() -> list[IndexDescriptor]:
             factory="msgstore_lmdb_index.index:LmdbIndex",
             options=LmdbOptions,
             capabilities=frozenset({Capability.PERSISTENT, Capability.LIVE_READS}),
-            summary="persistent, one LMDB transaction per flush; reference counts survive a crash",
+            summary="persistent, one LMDB transaction per commit; reference counts survive a crash",
         )
     ]

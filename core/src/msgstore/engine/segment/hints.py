@@ -65,7 +65,8 @@ def hint_name(segment: str) -> str:
 
 
 class Hints:
-    """Hint files of one directory. Callers hold the flush lock, or the store is not open yet. No method raises OSError."""
+    """Hint files of one directory. Callers hold the flush lock, or have pinned the segment, or the store is not open yet. No
+    method raises OSError."""
 
     def __init__(self, directory: Path, files: Files) -> None:
         self._directory = directory

@@ -4,10 +4,10 @@
 RabbitMQ saves its own index, which it must never use with segments that msgstore has changed. So the first change
 takes ``clean.dot`` away, and renames the saved index, whose counts were read (:mod:`msgstore.engine.open.broker`).
 
-An opening that uses the saved index as it is changes nothing: ``clean.dot`` and the saved state stay. Before the first change
-after an opening ``clean.dot`` is hidden, under the name PENDING_CLEAN; the first commit of the index says that the store is
-open. So a failed opening, a store without changes, and a process that is killed before its first commit leave the counts as
-they were: records that were appended while ``clean.dot`` was hidden are a tail to scan.
+An opening that uses the saved index as it is, and reads no segment, changes nothing: ``clean.dot`` and the saved state stay.
+Before the first change after an opening ``clean.dot`` is hidden, under the name PENDING_CLEAN; the first commit of the index
+says that the store is open. So a failed opening, a store without changes, and a process that is killed before its first commit
+leave the counts as they were: records that were appended while ``clean.dot`` was hidden are a tail to scan.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ or without ``close``.
 
 An exception from outside, such as KeyboardInterrupt or what a signal handler raises, can come between any two steps of a
 change. Memory may then be half changed, so the store ends as a killed process does: every later call raises StoreClosed, and
-the next opening recovers what is on disk. This is the only place that knows the rule. Every change is inside ``guard``, or
-passes such an exception to ``handle_exception``. Only the fast path of ``remove``, which changes one dictionary by one step for
-each id, and the background threads, which no such exception reaches, do neither.
+the next opening recovers what is on disk. This is the only place that knows the rule. Every change of messages is inside
+``guard``, or passes such an exception to ``handle_exception``. Only the fast path of ``remove``, which changes one dictionary
+by one step for each id, and the background threads, which no such exception reaches, do neither.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class BatchWriter:
         return locations, runs
 
     def roll(self) -> Segment:
-        """Seal the current segment and start a new one. Raises StoreIOError: then there is no current segment."""
+        """Seal the current segment and start a new one. Raises StoreIOError: then there may be no current segment."""
         self.seal()
         try:
             segment = self._segments.roll(self._form)

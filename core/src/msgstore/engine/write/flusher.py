@@ -40,7 +40,8 @@ class GroupCommit:
     """Runs one piece of work for all threads that ask for it. Thread-safe.
 
     The first caller waits for ``lock`` and does the work. Threads that call before the work begins wait for this run, not for
-    the lock: that would wake one thread after another, and some only after later runs that they do not need.
+    the lock: that would wake one thread after another, and some only after later runs that they do not need. After
+    _RETRY_SECONDS a thread asks for a run of its own.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -102,8 +103,8 @@ class Flusher:
         self.clients: list[Client] = []
         self.callback_failures = 0
         self.uncommitted_bytes = 0
-        """Charged bytes of changes that no commit covers. Too high after a drain or a collection, until a flush has committed.
-        Guarded by the state lock."""
+        """Charged bytes of changes that no commit covers. Only a commit of ``commit_and_reclaim`` lowers it, by what the flush
+        before it has appended: a collection and a drain leave it too high until the next flush. Guarded by the state lock."""
         self._bytes_to_commit = 0
         """Part of ``uncommitted_bytes`` that is appended, and that the next commit covers. Guarded by the flush lock."""
         self._flush_again = False
@@ -188,8 +189,8 @@ class Flusher:
         return to_confirm
 
     def drain(self) -> None:
-        """Append the oldest messages, about one step, unless another thread holds the flush lock. If that thread takes it just
-        now, wait for it."""
+        """Append the oldest messages, about one step, unless another thread holds the flush lock. One that takes the lock
+        right after this was asked makes the call wait."""
         if self._delivering_thread == get_ident():
             self._drain_locked()
         elif not self._accounting.flush_lock.locked():

@@ -1,7 +1,7 @@
 """Write buffer: messages that clients have written and that are not entered into the index yet. Reads look here first.
 
-``write`` and ``remove`` of a buffered message take no lock, because a lock would cost half the time of a ``write`` and the
-``remove`` soon after it (see ``docs/adr/0011``). Each relies on one atomic dictionary operation:
+A ``write`` of a new id and a ``remove`` of a buffered message take no lock, because a lock would cost half their time (see
+``docs/adr/0011``). Each relies on one atomic dictionary operation:
 
 - ``pending.setdefault`` selects one of several concurrent writers of an id. Its entry is ``(body, client number)``: a tuple of
   bytes and int, which the garbage collector does not track.

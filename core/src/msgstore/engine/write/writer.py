@@ -27,8 +27,8 @@ log = logging.getLogger("msgstore.writer")
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
 _WORTH_A_COUNT = BUFFER_TARGET - 2**20
-"""The buffer is counted only if its messages probably have fewer bytes than this. Being 1 MiB below BUFFER_TARGET, it makes
-counts rare: at least that much is written between two of them."""
+"""The buffer is counted only if its messages, with the mean size of the last batch, have fewer bytes than this. After such a
+count clients usually write 1 MiB before the buffer is above BUFFER_TARGET again."""
 
 
 class Writer:
@@ -157,7 +157,7 @@ class Writer:
 
     def charge(self, charged: int) -> None:
         """Note bytes that a client has written, OVERHEAD included. Wait for the collector, drain or flush if it is time."""
-        with self._accounting.state_lock:
+        with self._lifecycle.guard(), self._accounting.state_lock:
             self.buffer.estimated_bytes += charged
             self.flusher.uncommitted_bytes += charged
         if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
