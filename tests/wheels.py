@@ -15,8 +15,6 @@ import venv
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from test_kit_of_ours import OURS, run_kit
-
 ROOT = Path(__file__).parents[1]
 TOOLS = ["pytest", "hypothesis"]
 COUNT = """
@@ -50,6 +48,8 @@ def main(directory: str) -> None:
     run(*pip, "check")
     run("msgstore", "plugins", "--check")
     run("msgstore", "demo")
+    from test_kit_of_ours import OURS, run_kit  # it needs pytest
+
     plugins = {point.dist.name for point in entry_points(group="msgstore") if point.dist is not None}
     assert plugins <= OURS.keys() | {"msgstore-spark"}, plugins
     run_kit(wheels, "msgstore-spark")
