@@ -30,7 +30,7 @@ class Client:
     """``write(msg_id, body)``: write a message, or add a reference to one. An id names one body permanently, so
     write equal bodies: of a message that the store has, the new body is dropped, at once or by the next flush.
 
-    The message can be read at once. The next flush appends it to a segment and calls ``on_confirm`` with its id:
+    The message can be read at once. It is in a segment at the end of the next flush, which calls ``on_confirm`` with its id:
     ``sync_interval`` later, or in ``store.flush()``. ``durability`` says if it is synced before. Raises ValueError (id),
     TypeError (body), MessageTooLarge and BodyRefused (the message was not taken), StoreClosed, and StoreIOError:
     ``error.applied`` says if the message was taken, which is possible only with ``sync_interval = 0``. After a failed flush

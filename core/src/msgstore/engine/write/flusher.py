@@ -103,8 +103,8 @@ class Flusher:
         self.clients: list[Client] = []
         self.callback_failures = 0
         self.uncommitted_bytes = 0
-        """Charged bytes of changes that no commit covers. Only a commit of ``commit_and_reclaim`` lowers it, by what the flush
-        before it has appended: a collection and a drain leave it too high until the next flush. Guarded by the state lock."""
+        """Charged bytes of changes that no commit covers. May be too high: only the commit that follows a flush lowers it.
+        Guarded by the state lock."""
         self._bytes_to_commit = 0
         """Part of ``uncommitted_bytes`` that is appended, and that the next commit covers. Guarded by the flush lock."""
         self._flush_again = False
@@ -189,8 +189,8 @@ class Flusher:
         return to_confirm
 
     def drain(self) -> None:
-        """Append the oldest messages, about one step, unless another thread holds the flush lock. One that takes the lock
-        right after this was asked makes the call wait."""
+        """Append the oldest messages, about one step. Does nothing while another thread holds the flush lock, and rarely waits
+        for one that takes it at the same time."""
         if self._delivering_thread == get_ident():
             self._drain_locked()
         elif not self._accounting.flush_lock.locked():
@@ -259,8 +259,8 @@ class Flusher:
 
 
 _IDLE_SECONDS = 1.0
-"""Time after which an idle thread looks for work by itself. ``wake`` takes no lock and comes before the entry. It is lost if
-the thread is not idle yet, or looks before the entry is there: the flush then begins up to this much later."""
+"""Time after which an idle thread looks for work by itself. A write calls ``wake`` without a lock, and before its message is in
+the buffer. If the thread misses that, the flush begins up to this much later."""
 
 
 class BackgroundFlusher:
