@@ -128,8 +128,8 @@ def test_given_counts_replace_saved_ones(path):
 
 def test_renamed_counts_are_ignored_later(path):
     """After a kill the index ``ets`` has no counts, and those of the broker are out of date."""
-    with open_with(path, adopt=True, index="ets", format="v2") as store, store.client() as client:
-        client.write(bytes(16), b"new")
+    with open_with(path, adopt=True, index="ets", format="v2") as store:
+        store.client().write(bytes(16), b"new")
         store.flush()
         store.abandon()
     found, source = counts_of(path)

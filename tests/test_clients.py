@@ -461,7 +461,109 @@ def test_nothing_is_committed_after_abandon(opened):
         store._flusher.sync_and_commit()
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["plain", "failed commit"])
+def test_revived_message_is_committed_before_it_is_confirmed(opened, monkeypatch, fails):
+    """Its record is before the tail that a crash leaves, and the last commit has it as dead."""
+    confirmed = []
+    store = opened(durability={"fsync_every": "1h"})
+    client = store.client(on_confirm=confirmed.extend)
+    play(store, "+AB f -A f", client)
+    store._flusher.sync_and_commit()
+    play(store, "+A", client)
+    if fails and store._accounting.is_persistent:
+        with monkeypatch.context() as patch:
+            patch.setattr(store._accounting.index, "commit", failing())
+            with pytest.raises(StoreIOError):
+                store.flush()
+        assert confirmed == [A, B]
+    store.flush()
+    assert (confirmed, store.stats().counters.revived_messages) == ([A, B, A], 1)
+    store.abandon()
+    assert counts(opened()) == {A: 1, B: 1}
+
+
+@pytest.mark.parametrize("seed", range(46, 54))
+def test_kill_with_fsync_every_keeps_what_is_confirmed(tmp_path, seed):
+    """In a random history of six messages, with syncs and kills. Four of these find a commit that is missing."""
+    rng, confirmed = random.Random(seed), set[bytes]()
+    for _ in range(8):
+        keys = {"durability": {"fsync_every": "1h"}, "sync_interval": "1h", "file_size_limit": 4000, "gc_interval": 0}
+        store = open_with(tmp_path, index="lmdb", **keys)
+        assert confirmed <= counts(store).keys()
+        client = store.client()
+        for _ in range(40):
+            msg_id = bytes([rng.randrange(6)]) * 16
+            step = rng.choice(["write"] * 5 + ["remove"] * 5 + ["flush"] * 5 + ["sync", "sync", "roll"])
+            if step == "write":
+                client.write(msg_id, msg_id * 3)
+            elif step == "remove" and store.references(msg_id):
+                client.remove([msg_id])
+                confirmed.discard(msg_id)
+            elif step == "sync":
+                store._flusher.sync_and_commit()
+            elif step in ("flush", "roll"):
+                getattr(store, step)()
+                confirmed = set(counts(store))
+        store.abandon()
+
+
+def test_failed_reference_to_a_revived_message_is_not_counted_twice(store, monkeypatch):
+    play(store, "+AB f -A f +A +A")
+    with monkeypatch.context() as patch:
+        patch.setattr(store._accounting.index, "add_reference", failing())
+        with pytest.raises(StoreIOError):
+            store.flush()
+    store.flush()
+    assert counts(store) == {A: 2, B: 1}
+
+
 # -- clients that go ------------------------------------------------------------------------------------------------------
+
+
+def test_closing_client_confirms_what_its_callback_writes(store):
+    """What it writes then is refused: otherwise the client might never close."""
+    told, refused, left = [], [], [C, B]
+
+    def confirm(ids: list[bytes]) -> None:
+        told.extend(ids)
+        try:
+            client.write(left.pop(), b"next")
+        except StoreClosed as error:
+            refused.append(error)
+
+    client = store.client(on_confirm=confirm)
+    client.write(A, A)
+    client.close()
+    assert (told, len(refused), left) == ([A, B], 1, [])
+
+
+def test_client_that_is_deleted_in_a_flush_is_not_told_of_nothing(store):
+    calls = []
+    first = store.client(on_confirm=lambda ids: second.delete_and_close())
+    second = store.client(on_confirm=calls.append)
+    play(store, "1+A 2+B f", {"1": first, "2": second})
+    assert calls == []
+
+
+def test_client_that_could_not_be_deleted_goes_on(store, monkeypatch):
+    told = []
+    client = store.client(on_confirm=told.extend)
+    client.write(A, A)
+    with monkeypatch.context() as patch:
+        patch.setattr(store._buffer, "_is_indexed", failing())
+        with pytest.raises(StoreIOError):
+            client.delete_and_close()
+    client.write(B, B)
+    store.flush()
+    assert told == [A, B]
+
+
+def test_each_client_learns_that_writing_fails(store):
+    """Also if one before it in the list goes away meanwhile."""
+    first, second = store.client(), store.client()
+    first.set_size_limit, second.set_size_limit = lambda _: store._flusher.clients.remove(first), mock.Mock()
+    store._writer.set_failing(True)
+    assert second.set_size_limit.mock_calls == [mock.call(0)]
 
 
 def test_delete_and_close_drops_own_buffered_messages(store):

@@ -219,6 +219,57 @@ def test_interrupt_in_flush_ends_the_store(tmp_path, files):
         assert store.read(A) == A * 3
 
 
+@pytest.mark.parametrize("call", ["flush", "close"])
+def test_thread_that_waits_for_an_interrupted_flush_is_refused(tmp_path, files, monkeypatch, call):
+    """Also if it goes on before the interrupted thread has ended the store."""
+    told, errors = [], []
+    store = open_with(tmp_path, files, sync_interval="1h", gc_interval=0)
+    client = store.client(on_confirm=told.extend)
+    play(store, "+A f +B", client)
+
+    def wait() -> None:
+        try:
+            getattr(store, call)()
+        except StoreClosed as error:
+            errors.append(error)
+
+    other = threading.Thread(target=wait)
+
+    def interrupt_when_it_waits() -> None:
+        other.start()
+        until(lambda: store._gc_lock.locked() if call == "close" else store._flusher._group.waiting is not None)
+        raise KeyboardInterrupt
+
+    usual = store._lifecycle.handle_exception
+    monkeypatch.setattr(
+        store._lifecycle, "handle_exception",
+        lambda error, *, in_callback: (other.join(5) if error.__class__ is KeyboardInterrupt else None,
+                                       usual(error, in_callback=in_callback)),
+    )  # fmt: skip
+    files.after("pwrite", interrupt_when_it_waits)
+    with pytest.raises(KeyboardInterrupt):
+        store.flush()
+    other.join()
+    assert (len(errors), told) == (1, [A])
+    with msgstore.open_store(tmp_path) as again:  # the directory is free
+        for refused in (store.client, lambda: client.write(C, C), store.flush, lambda: client.read(A), client.close):
+            with pytest.raises(StoreClosed, match="KeyboardInterrupt"):
+                refused()
+        assert again.read(A) == A * 3
+
+
+def test_client_of_an_abandoned_store_does_not_close(tmp_path):
+    """It would say that everything is confirmed."""
+    store = msgstore.open_store(tmp_path, sync_interval="1h")
+    client = store.client()
+    client.write(A, A)
+    store.abandon()
+    with pytest.raises(StoreClosed, match="abandoned"), client:
+        pass
+    with pytest.raises(ArithmeticError), client:
+        raise ArithmeticError
+
+
 @contextlib.contextmanager
 def interrupted_at(code: CodeType, line: int) -> Iterator[None]:
     """Inside, a KeyboardInterrupt comes before this line of a function, if the function comes there."""

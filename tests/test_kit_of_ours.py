@@ -25,7 +25,7 @@ OURS = {
     "msgstore-queues": ["command:queue", "command:vhost"],
     "msgstore-rocketmq-log": ["source:rocketmq", "sink:rocketmq"],
     "msgstore-prometheus-observer": ["observer:msgstore-prometheus-observer"],
-    "acme-aes-body": [f"body:aes-gcm[key={32 * "0"}]"],
+    "acme-aes-body": ["body:aes-gcm[key=" + 32 * "0" + "]"],
     "acme-audit-record": ["record:audit"],
     "acme-find-command": ["command:find"],
     "acme-sqlite-index": ["index:sqlite"],

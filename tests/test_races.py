@@ -166,6 +166,30 @@ def test_removal_of_closed_client_or_store_removes_nothing(opened, how, monkeypa
         assert on_disk(opened()).keys() >= {A}
 
 
+def test_removal_that_a_closing_store_overtakes_is_done(opened):
+    """The store has confirmed the message without a record, because the removal had it."""
+    store, told = opened(sync_interval="1h"), []
+    play(store, "+A", store.client(on_confirm=told.extend))
+
+    def ids():
+        yield A
+        in_threads(store.close)
+
+    store.client().remove(ids())
+    assert told == [A]
+    assert on_disk(opened()) == {}
+
+
+def test_refused_removal_puts_ids_back_as_bytes(opened):
+    """A memoryview finds the entry of the bytes that it equals."""
+    store, told = opened(), []
+    play(store, "+AB", store.client(on_confirm=told.extend))
+    with pytest.raises(ValueError, match="not memoryview"):
+        store.client().remove([memoryview(A)])
+    store.flush()
+    assert (sorted(told), on_disk(store)) == ([A, B], {A: 1, B: 1})
+
+
 def test_write_flushed_before_registered_is_confirmed(opened):
     """A flush comes between a message's entry in the write buffer and its id in the list of ids to confirm."""
     store, told = opened(sync_interval="1ms"), threading.Event()

@@ -332,7 +332,8 @@ def test_read_of_damaged_record_names_place(cell, tmp_path, monkeypatch):
     stat = segment.stat()
     flip(segment, segment.read_bytes().index(A), 1)
     os.utime(segment, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with msgstore.open_store("data/orders", **cell.keys) as store, store.client() as client:
+    with msgstore.open_store("data/orders", **cell.keys) as store:
+        client = store.client()
         with pytest.raises(msgstore.CorruptRecord, match=rf"^{segment} at offset \d+: .*{A.hex()}") as caught:
             client.read(A)
         assert caught.value.msg_id == A

@@ -11,7 +11,7 @@ found-records-are-not-synced: A record of a killed process that only the page ca
   = self.sync_written() => pass
 @ msgstore.engine.state.lifecycle
 exception-of-a-handler-is-a-failure: A handler that raises in a relocation leaves messages whose copies are deleted.
-  Lifecycle.handle_exception  tests/test_interrupts.py::test_handler_that_raises_in_relocation_ends_the_store
+  Lifecycle.refuse_after  tests/test_interrupts.py::test_handler_that_raises_in_relocation_ends_the_store
   = isinstance(error, Exception) and not comes_from_outside(error) => isinstance(error, Exception)
 @ msgstore.engine.open.recovery_plan
 hidden-marker-is-not-recognised: A store killed before its first commit says that another program has changed it.

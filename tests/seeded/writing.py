@@ -10,6 +10,12 @@ flush-confirms-before-it-writes: A client is told that a message is safe, and th
 flush-confirms-one-too-many: A message that was written while a flush ran is confirmed by that flush, and lost by a crash.
   Flusher.deliver_confirms  tests/test_clients.py::test_write_during_flush_is_confirmed_later
   = client.unconfirmed[:number] => client.unconfirmed[: number + 1]
+waiting-thread-flushes-half-a-change: After Ctrl-C in a flush, another thread confirms what the flush has half written.
+  Flusher.flush_locked  tests/test_interrupts.py::test_thread_that_waits_for_an_interrupted_flush_is_refused
+  = self._lifecycle.refuse_after(error) => pass
+revived-message-is-confirmed-too-early: With fsync_every, a kill loses a message that was removed and written again.
+  Flusher.write_out  tests/test_clients.py::test_revived_message_is_committed_before_it_is_confirmed
+  = or accounting.is_revived => or False
 flush-skips-behind-the-first-portion: Messages behind the first portion of a large flush are confirmed and not written.
   Flusher.write_out  tests/test_clients.py::test_flush_of_several_chunks_writes_all
   = at += processed => at += IDS_OFFERED
@@ -64,11 +70,16 @@ large-messages-share-segments: A large body shares its segment, and its removal 
 second-reference-is-never-confirmed: The second write of an id is never confirmed.
   Writer.write_slow  tests/test_store.py::test_confirms_come_once_per_flush_in_order
   = client.unconfirmed.append(msg_id) => pass
+client-closes-before-its-callback-is-done: What on_confirm writes while the client is being closed is never confirmed.
+  Writer.close_client  tests/test_clients.py::test_closing_client_confirms_what_its_callback_writes
+  = while client.unconfirmed and client in self.flusher.clients: => while False:
 @ msgstore.engine.state.lifecycle
+dead-store-lives-again: A close that fails because of an interrupt takes the store for open, and its directory is unlocked.
+  Lifecycle.refuse  tests/test_interrupts.py::test_thread_that_waits_for_an_interrupted_flush_is_refused
+  = self.interrupted or error => error
 interrupted-store-goes-on: After Ctrl-C in the middle of a change the store goes on with half of it in memory.
-  Lifecycle.handle_exception  tests/test_interrupts.py::test_interrupt_in_flush_ends_the_store
+  Lifecycle.refuse_after  tests/test_interrupts.py::test_interrupt_in_flush_ends_the_store
   - self.refuse(self.interrupted)
-  -         self.release()
   + self.interrupted = None
 @ msgstore.engine.client
 write-many-counts-the-failed-pair: After an error write_many counts one pair too many as taken: the caller leaves it out.
@@ -93,6 +104,9 @@ reference-written-anew-is-lost: A reference that is written while a remover has 
 small-messages-weigh-nothing: Millions of empty messages stay in memory because they are counted as no bytes.
   WriteBuffer.make_fast_path  tests/test_clients.py::test_unconfirmed_bytes_stay_within_the_bound
   = charged += size + OVERHEAD => charged += size
+message-of-wrong-type-is-put-back: A removal of a memoryview is refused, and the message then stops every flush.
+  WriteBuffer.restore_popped  tests/test_races.py::test_refused_removal_puts_ids_back_as_bytes
+  = msg_id = bytes(key) => msg_id = key
 interrupted-write-is-never-confirmed: After a Ctrl-C in a write, its message is stored, and no callback names it.
   WriteBuffer.make_fast_path  tests/test_interrupts.py::test_write_interrupted_at_any_line_confirms_what_it_took
   = on_error(error) => pass
@@ -103,9 +117,12 @@ removed-while-written-stays-live: A message that is removed while it is written 
 flush-counts-every-message-once: References that were written before a flush are one after it.
   BatchWriter._enter_mixed  tests/test_clients.py::test_reference_counts_after_sequence_are_exact
   = location, count_references(entry) => location, 1
+half-added-references-are-kept: An index that fails once gives a message that was revived one reference too many.
+  BatchWriter._add_references  tests/test_clients.py::test_failed_reference_to_a_revived_message_is_not_counted_twice
+  = [msg_id] * (added + is_dead) => [msg_id] * added
 revived-message-has-one-reference-more: A message that is revived needs one removal too many, and stays for ever.
   BatchWriter._add_references  tests/test_clients.py::test_dead_record_of_current_segment_is_revived
-  = count -= 1 => pass
+  = count -= is_dead => pass
 dead-record-is-written-again: A message that is removed and written again is appended twice to the same segment.
   BatchWriter._known  tests/test_clients.py::test_dead_record_of_current_segment_is_revived
   = location is not None or msg_id in revivable for => location is not None for

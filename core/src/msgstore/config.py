@@ -82,7 +82,7 @@ class StoreConfig:
     sync_interval: Duration = Duration(0.2)
     """Time between the first change and the flush that confirms it; a shorter ``fsync_every`` replaces it. ``durability`` says
     what is synced. The flush runs on a thread: beside threads that never wait, it begins and ends later. 0: every call flushes
-    before it returns."""
+    before it returns; an ``on_confirm`` that always writes then lets a call flush for ever."""
     max_unconfirmed: Size = Size(64 * 2**20)
     """Limit of uncommitted bytes: those written that no commit of the index covers, confirmed or not. Each message counts as
     its body plus 1 KiB. A writer that comes near the limit flushes before it continues. With ``fsync_every`` this flush

@@ -58,7 +58,7 @@ class StoreIOError(StoreError):
         self.applied = applied
         """True if ``write`` or ``remove`` took effect: do not repeat the call."""
         self.ids = tuple(ids)
-        """Ids that lost no reference in ``remove``: repeat the removal with these."""
+        """Ids whose reference ``remove`` has not removed: repeat the removal with these."""
         self.taken = int(applied) if taken is None else taken
         """Number of messages that ``write`` or ``write_many`` took, from the first on: continue after these."""
 

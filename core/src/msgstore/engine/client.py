@@ -47,7 +47,7 @@ class Client:
     """``remove(ids)``: remove one reference of each id; a message without references is gone.
 
     Raises MessageNotFound with the absent ids after the others were removed; ValueError for what is not an id, when some of the
-    others may have been removed; StoreIOError: repeat the removal with ``error.ids``, the ids that lost no reference. With
+    others may have been removed; StoreIOError: repeat the removal with ``error.ids``, whose references are still there. With
     ``sync_interval = 0`` usually all were removed, and ``error.applied`` says so.
     """
 
@@ -82,6 +82,10 @@ class Client:
         self._discard = discard
         self._refusal: StoreClosed | None = None
         """Raised by every call once the client is closed."""
+        self._is_closed = False
+        """True once ``close`` or ``delete_and_close`` has returned."""
+        self.takes_writes = True
+        """False once ``close`` has begun to wait for what is not confirmed."""
 
     def write_many(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Write each (id, body). A StoreIOError has the number of pairs that were taken, from the first on, in ``taken``."""
@@ -104,8 +108,9 @@ class Client:
             raise StoreIOError(text, applied=True, taken=taken + error.taken) from error.__cause__
 
     def close(self) -> None:
-        """Flush, and end the client. When it returns, everything that the client wrote is confirmed. Raises as ``flush``."""
-        if self._refusal is None:
+        """Flush, and end the client. When it returns, everything that the client wrote is confirmed. Meanwhile ``write`` raises
+        StoreClosed. Raises as ``flush``; StoreClosed, too, if the store ended by an interrupt or ``abandon``."""
+        if not self._is_closed:
             self._close(self)
             self.end()
 
@@ -118,8 +123,15 @@ class Client:
             self._discard(self)
             self.end()
 
+    def check_writable(self) -> None:
+        """Raise StoreClosed if the client is closed, or is being closed."""
+        self.check_open()
+        if not self.takes_writes:
+            raise StoreClosed(f"{self._path}: the client {self.name!r} is being closed")
+
     def end(self, error: StoreClosed | None = None) -> None:
         """Let every later call raise StoreClosed: ``error``, if the store says why."""
+        self._is_closed = error is None
         self._refusal = error or StoreClosed(f"{self._path}: the client {self.name!r} is closed")
         self.set_size_limit(0)
         for call in ("read", "read_many", "contains", "write", "write_many", "remove"):
@@ -134,4 +146,8 @@ class Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()  # after an interrupt the client is closed already
+        try:
+            self.close()
+        except StoreClosed:
+            if error is None:  # or it says more
+                raise

@@ -86,6 +86,7 @@ class Store:
         if mode == "r":
             error = StoreReadOnly(f"{config.path}: was opened with mode='r'; open it with mode='rw' to change it")
             lifecycle.refuse(error)
+            lifecycle.is_saved = True
         accounting.request_gc = self._collector.request
         self._writer.wait_for_backlog = self._collector.wait_for_backlog
         forking.watch(self)
@@ -106,9 +107,10 @@ class Store:
     def client(self, name: str | bytes | None = None, on_confirm: OnConfirm | None = None) -> Client:
         """Return a new client. ``on_confirm(ids)`` is called once per flush with the ids that it confirmed, in write order.
 
-        It is called on the thread that flushed, one client at a time, and may write, read and remove. If it raises, that is
-        logged, and the ids are not confirmed again. A named client is
-        remembered in ``clean.dot``, as RabbitMQ remembers its queues. Raises TypeError, StoreClosed.
+        It is called on the thread that flushed, one client at a time, and may write, read and remove. If it raises an
+        Exception, that is logged, and the ids are not confirmed again; anything else, such as SystemExit, ends the store as an
+        interrupt does. A named client is remembered in ``clean.dot``, as RabbitMQ remembers its queues. Raises TypeError,
+        StoreClosed.
         """
         self._lifecycle.check_open()
         with self._accounting.state_lock:
@@ -280,6 +282,7 @@ class Store:
             self._is_closed = not comes_from_outside(error)  # a second call could not do more
             raise
         self._is_closed = True  # not after an interrupt, which releases once more what this call did not reach
+        self._lifecycle.is_saved |= how == "closed"
 
     def disown(self) -> None:
         """In a child process, right after a fork: the store stays the parent's. Waits for no lock."""
@@ -294,6 +297,7 @@ class Store:
             "share a store: open it after the fork, in one of the two."
         )
         self._lifecycle.refuse(error)
+        self._lifecycle.is_saved = True  # by the parent
         self._end_clients(error)
 
     def __enter__(self) -> Store:

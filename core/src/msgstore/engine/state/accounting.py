@@ -90,6 +90,9 @@ class LiveAccounting:
         """The same mark between the first change and the first commit."""
         self.is_recounted = False
         """True if references changed since the last commit, also where no row did."""
+        self.is_revived = False
+        """True if a record was revived since the last commit of a persistent index. If that commit has it as dead, a crash
+        leaves it dead: no tail has it."""
         self._committed = False
         self._has_frozen = False
         """True if changes were set aside and no commit has succeeded since."""
@@ -202,6 +205,7 @@ class LiveAccounting:
             return False
         self.add_live([(self.segments.by_number[location >> NUMBER_SHIFT], 1, location & MASK)])
         self.enter([msg_id], [location])
+        self.is_revived = self.is_persistent
         self.segments.telemetry.counters.revived_messages += 1
         return True
 
@@ -262,7 +266,7 @@ class LiveAccounting:
             return
         with io_errors(self.segments.directory):
             self.index.commit()
-        self._committed, self._has_frozen = True, False
+        self._committed, self._has_frozen, self.is_revived = True, False, False
         if self._retired is not None:
             retired, self._retired = self._retired, None
             retired.finish(self.segments)

@@ -61,6 +61,9 @@ class Lifecycle:
         """Set once an exception from outside has ended the store."""
         self.is_closing = False
         """True while ``close`` writes what is left, which may fail."""
+        self.is_saved = False
+        """True once everything is on disk, because ``close`` has returned, or nothing can be written."""
+        self._is_released = False
         self.on_refusal: Callable[[], None] = lambda: None
         """Set by the writer: called after each change of ``refusal``."""
         self.release: Callable[[], None] = lambda: None
@@ -68,8 +71,8 @@ class Lifecycle:
         self.callbacks = Callbacks()
 
     def refuse(self, error: MsgStoreError | None, *, is_closing: bool = False) -> None:
-        """Let every later change raise ``error``; accept changes again if it is None."""
-        self.refusal, self.is_closing = error, is_closing
+        """Let every later change raise ``error``; accept changes again if it is None, and no interrupt has ended the store."""
+        self.refusal, self.is_closing = self.interrupted or error, is_closing
         self.on_refusal()
 
     def check_open(self) -> None:
@@ -109,17 +112,23 @@ class Lifecycle:
         """
         if (broken := blame(error)) is not None:
             raise BrokenPlugin(f"{self.path}: {broken}") from error
-        if isinstance(error, Exception) and not comes_from_outside(error):
-            return
-        if in_callback or self.interrupted is not None:
-            return
-        self.callbacks.threads.discard(get_ident())  # the exception may have come where a callback begins or ends
-        self.interrupted = StoreClosed(
-            f"{self.path}: {type(error).__name__} came in the middle of a change, so the store was closed as by a killed "
-            "process. Confirmed messages are on disk: open the store again."
-        )
-        self.refuse(self.interrupted)
-        self.release()
+        if not in_callback and self.refuse_after(error) and not self._is_released:
+            self._is_released = True
+            self.callbacks.threads.discard(get_ident())  # the exception may have come where a callback begins or ends
+            self.release()
+
+    def refuse_after(self, error: BaseException) -> bool:
+        """Let every later call raise StoreClosed if ``error``, which leaves a change, is an exception from outside; return True
+        then. Caller may hold locks: a thread that waits for them must not go on with half of the change."""
+        if (isinstance(error, Exception) and not comes_from_outside(error)) or blame(error) is not None:
+            return False
+        if self.interrupted is None:
+            self.interrupted = StoreClosed(
+                f"{self.path}: {type(error).__name__} came in the middle of a change, so the store was closed as by a killed "
+                "process. Confirmed messages are on disk: open the store again."
+            )
+            self.refuse(self.interrupted)
+        return True
 
 
 class _Guard:

@@ -140,16 +140,16 @@ class BatchWriter:
     def _add_references(self, msg_id: bytes, count: int) -> bool:
         """Add buffered references of a message to its record. Return False if the record cannot be revived."""
         self._accounting.is_recounted = True
-        if self._index.get(msg_id) is None:
-            if not self._accounting.revive(msg_id):
-                return False
-            count -= 1
+        is_dead = self._index.get(msg_id) is None
+        if is_dead and not self._accounting.revive(msg_id):
+            return False
+        count -= is_dead
         for added in range(count):
             try:
                 self._index.add_reference(msg_id)
             except BaseException:  # the next flush adds all of them
                 with suppress(Exception):
-                    self._index.release([msg_id] * added)
+                    self._accounting.mark_dead(self._index.release([msg_id] * (added + is_dead)).freed)
                 raise
         if count:
             self._accounting.shared.ids.add(msg_id)

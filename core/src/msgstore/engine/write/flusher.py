@@ -111,6 +111,8 @@ class Flusher:
         """Set by a callback of the running flush that asks for a flush."""
         self.set_failing: Callable[[bool], object] = lambda _: None
         """Set by the writer: called with the outcome of each flush."""
+        self.background_thread: int | None = None
+        """Thread of ``BackgroundFlusher``, which no exception from outside reaches."""
         self._delivering_thread: int | None = None
         """Thread that holds the flush lock and calls ``on_confirm`` now."""
         self.unconfirmed: dict[int, list[bytes]] = {}
@@ -139,7 +141,9 @@ class Flusher:
             while self._flush_again:
                 self._flush_again = False
                 self.deliver_confirms(self.write_out())
-        except Exception:
+        except BaseException as error:
+            if get_ident() != self.background_thread:
+                self._lifecycle.refuse_after(error)
             self.set_failing(self._lifecycle.refusal is None)
             raise
         self.set_failing(False)
@@ -182,7 +186,8 @@ class Flusher:
         if self._segments.must_check_files:  # records in a file that was removed or replaced are not safe
             self._segments.check_files()
         self._bytes_to_commit = uncommitted
-        if last or uncommitted > self._config.max_unconfirmed or self._segments.when_synced != "later":
+        is_due = last or uncommitted > self._config.max_unconfirmed or accounting.is_revived
+        if is_due or self._segments.when_synced != "later":
             self.commit_and_reclaim()
         else:  # the index must not get ahead of synced records: ``sync_and_commit`` follows
             self._write_hints()
@@ -200,7 +205,11 @@ class Flusher:
     def _drain_locked(self) -> None:
         self._segments.check_files()
         messages = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self._buffer.estimated_bytes, 1) + 1
-        self._batches.write(self._buffer.oldest(messages), DRAIN_STEP)
+        try:
+            self._batches.write(self._buffer.oldest(messages), DRAIN_STEP)
+        except BaseException as error:
+            self._lifecycle.refuse_after(error)
+            raise
 
     def commit_and_reclaim(self, *, all_hints: bool = False) -> None:
         """Write hint files of sealed segments, sync what ``fsync_every`` has postponed, commit the index, and delete empty
@@ -234,6 +243,8 @@ class Flusher:
                 continue
             ids = client.unconfirmed[:number]  # other threads may be writing
             del client.unconfirmed[: len(ids)]
+            if not ids:  # the client was deleted meanwhile
+                continue
             self._delivering_thread = get_ident()
             try:
                 callbacks.threads.add(get_ident())
@@ -299,6 +310,7 @@ class BackgroundFlusher:
             self.thread.join()
 
     def _run(self) -> None:
+        self._flusher.background_thread = get_ident()
         while not self._is_stopping:
             self._is_idle = True
             is_urgent = False if self._flusher.has_work else self._wait(_IDLE_SECONDS)

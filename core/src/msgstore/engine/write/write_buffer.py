@@ -110,7 +110,8 @@ class WriteBuffer:
             if isinstance(ids, bytes):
                 raise ValueError("remove takes several ids: write remove([msg_id])")  # noqa: TRY004 - as for every wrong id
             if before:
-                before[0](ids)
+                for flush in before[:]:  # a commit of another thread may clear it
+                    flush(ids)
             rest: list[Popped] | None = None
             msg_id: object = None
             try:
@@ -178,18 +179,25 @@ class WriteBuffer:
 
     def restore_popped(self, popped: Iterable[Popped]) -> None:
         """Put back entries whose removal was refused, unless their client was dropped meanwhile."""
-        for msg_id, entry in popped:
+        for key, entry in popped:
             if entry is None:
                 continue
+            msg_id = bytes(key)  # a memoryview finds an entry, too
             if not isinstance(entry[1], dict):
-                if entry[1] not in self._dropped or self._is_indexed(msg_id):
+                if entry[1] not in self._dropped or self._is_kept(msg_id):
                     self._insert(msg_id, entry)
             elif msg_id in self.shared:
                 self._insert_shared(msg_id, self.shared[msg_id])
 
+    def _is_kept(self, msg_id: bytes) -> bool:
+        """Return True if the index has an id, or cannot say that: a reference too many is better than one that is lost."""
+        try:
+            return self._is_indexed(msg_id)
+        except OSError:
+            return True
+
     def drop_client(self, client: int) -> None:
-        """Drop the messages that only this client has written, unless the index has the id."""
-        self._dropped.append(client)
+        """Drop the messages that only this client has written, unless the index has the id. Raises OSError of the index."""
         for msg_id, entry in list(self.pending.items()):
             if entry[1] == client and not self._is_indexed(msg_id):
                 popped = self.pending.pop(msg_id, None)
@@ -199,6 +207,7 @@ class WriteBuffer:
             if client in shared[1] and not self._is_indexed(msg_id):
                 del shared[1][client]
                 self._update_shared(msg_id, shared)
+        self._dropped.append(client)
 
     def ids(self) -> list[bytes]:
         """Return the ids of all messages, in the order of ``pending``."""

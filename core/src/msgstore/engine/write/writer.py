@@ -75,6 +75,7 @@ class Writer:
         )
         client.remove = self.buffer.make_remover(client.number, partial(self.remove_slow, client))
         self.flusher.clients.append(client)
+        client.set_size_limit(self._fast_limit)  # it may have changed before the client was in the list
         if client.unconfirmed is not None:
             self.flusher.unconfirmed[client.number] = client.unconfirmed
         self._update_flush_at()
@@ -92,20 +93,29 @@ class Writer:
         self._flush_at = max(limit - self._charge_step * len(self.flusher.clients), limit // 2)
 
     def close_client(self, client: Client) -> None:
-        """Flush, unless the store is closed or read-only, and unregister a client. Raises as ``flush``: StoreClosed while the
-        store is being closed, too."""
-        if self._lifecycle.refusal is None or self._lifecycle.is_closing:
+        """Flush until everything of a client is confirmed, and unregister it; from the end of the first flush on it may write
+        nothing more. Raises as ``flush``: StoreClosed while the store is being closed, and if it ended without a flush."""
+        lifecycle = self._lifecycle
+        if not lifecycle.is_saved:
+            if lifecycle.refusal is not None and not lifecycle.is_closing:
+                raise lifecycle.refusal.with_traceback(None)
             self.flusher.flush()
+            client.takes_writes = False
+            self._update_fast_paths()
+            while client.unconfirmed and client in self.flusher.clients:  # written meanwhile, also by ``on_confirm``
+                self.flusher.flush()
+            with self._accounting.flush_lock:  # so that no call of ``on_confirm`` is under way
+                pass
         with self._accounting.state_lock:
             self.unregister_client(client)
 
     def discard_client(self, client: Client) -> None:
         """Unregister a client and drop what only it has written."""
         with self._lifecycle.guard(), self._accounting.state_lock, io_errors(self._config.path):
+            self.buffer.drop_client(client.number)
             self.unregister_client(client)
             if client.unconfirmed is not None:
                 client.unconfirmed.clear()
-            self.buffer.drop_client(client.number)
 
     def _on_error(self, error: BaseException) -> None:
         """Do what ``guard`` does, which would make each removal a tenth slower."""
@@ -120,8 +130,8 @@ class Writer:
         return 0 if self._lifecycle.refusal is not None or self._is_failing else self._fast_body_limit
 
     def _update_fast_paths(self) -> None:
-        for client in self.flusher.clients:
-            client.set_size_limit(self._fast_limit)
+        for client in list(self.flusher.clients):
+            client.set_size_limit(self._fast_limit if client.takes_writes else 0)
 
     def set_failing(self, is_failing: bool) -> None:
         """Note the result of a flush."""
@@ -148,9 +158,9 @@ class Writer:
         if self._is_failing:
             self._flush_first("The message was not taken: repeat the write.")
         self.background.wake()
-        with self._lifecycle.guard():
-            with self._accounting.state_lock:
-                self.buffer.add(msg_id, body, client.number)
+        with self._lifecycle.guard(), self._accounting.state_lock:
+            client.check_writable()
+            self.buffer.add(msg_id, body, client.number)
             if client.unconfirmed is not None:
                 client.unconfirmed.append(msg_id)
         self.charge(len(body) + OVERHEAD)
@@ -221,7 +231,10 @@ class Writer:
                 if self._accounting.is_persistent:
                     self.flusher.uncommitted_bytes += on_disk * OVERHEAD
         except (ValueError, StoreClosed, StoreReadOnly):
-            self._restore(popped)
+            if not isinstance(self._lifecycle.refusal, StoreClosed):
+                self._restore(popped)
+            elif all(entry is not None and not isinstance(entry[1], dict) for _, entry in popped):
+                return  # they were removed before the store was closed, which has confirmed them without a record
             raise
         except BrokenPlugin as error:
             raise BrokenPlugin(f"{self._config.path}: {error}") from error
@@ -253,7 +266,7 @@ class Writer:
             released = self._accounting.release(ids)
         except OSError as error:
             failure = io_error(self._config.path, None, error)
-            outcome = f"{len(ids)} ids lost no reference: repeat the removal with error.ids, {ids[0].hex()} first."
+            outcome = f"{len(ids)} references were not removed: repeat the removal with error.ids, {ids[0].hex()} first."
             raise StoreIOError(f"{failure} {outcome}", ids=ids) from error
         if len(released.missing) < len(ids):
             self._accounting.mark_dead(released.freed)
