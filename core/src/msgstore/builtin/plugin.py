@@ -42,7 +42,8 @@ class RetentionOptions:
     max_age: Duration | None = None
     """Segments whose newest message is older than this are dropped."""
     max_bytes: Size | None = None
-    """The oldest segments are dropped until all files together are at most this size."""
+    """The oldest segments are dropped until all files together are at most this size, or only segments are left that may not be
+    dropped: the current one, damaged ones, and those of unknown age."""
     then: Literal["never", "half-empty"] = "never"
     """Policy for the remaining segments, with its default options."""
 

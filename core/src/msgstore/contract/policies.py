@@ -29,8 +29,9 @@ class GcPolicyDescriptor(Descriptor):
 class SegmentStats:
     """Statistics of one segment, for policies, ``store.segments()`` and the command line. Sizes in bytes.
 
-    Newer segments have higher numbers. ``file`` is the file name, ``format`` the name of the format, ``header_bytes`` the size
-    of its header; ``live_bytes`` counts whole records.
+    A segment that was created later has a higher number, also if a collection has created it with older messages. ``file`` is
+    the file name, ``format`` the name of the format, ``header_bytes`` the size of its header; ``live_bytes`` counts whole
+    records.
     """
 
     number: int
