@@ -483,12 +483,14 @@ def test_revived_message_is_committed_before_it_is_confirmed(opened, monkeypatch
 
 
 @pytest.mark.parametrize("seed", range(46, 54))
-def test_kill_with_fsync_every_keeps_what_is_confirmed(tmp_path, seed):
+def test_kill_with_fsync_every_keeps_what_is_confirmed(cell, tmp_path, seed):
     """In a random history of six messages, with syncs and kills. Four of these find a commit that is missing."""
+    if cell.index != "lmdb":
+        pytest.skip("this index commits nothing")
     rng, confirmed = random.Random(seed), set[bytes]()
     for _ in range(8):
         keys = {"durability": {"fsync_every": "1h"}, "sync_interval": "1h", "file_size_limit": 4000, "gc_interval": 0}
-        store = open_with(tmp_path, index="lmdb", **keys)
+        store = open_with(tmp_path, **cell.keys, **keys)
         assert confirmed <= counts(store).keys()
         client = store.client()
         for _ in range(40):
