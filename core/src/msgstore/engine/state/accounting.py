@@ -91,8 +91,8 @@ class LiveAccounting:
         self.is_recounted = False
         """True if references changed since the last commit, also where no row did."""
         self.is_revived = False
-        """True if a record was revived since the last commit of a persistent index. If that commit has it as dead, a crash
-        leaves it dead: no tail has it."""
+        """True if a record was revived since the last commit of a persistent index. It is not in the tail that a recovery
+        scans: if that commit has it as dead, a crash would lose the message."""
         self._committed = False
         self._has_frozen = False
         """True if changes were set aside and no commit has succeeded since."""

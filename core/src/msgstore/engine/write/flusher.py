@@ -103,10 +103,10 @@ class Flusher:
         self.clients: list[Client] = []
         self.callback_failures = 0
         self.uncommitted_bytes = 0
-        """Charged bytes of changes that no commit covers. May be too high: only the commit that follows a flush lowers it.
-        Guarded by the state lock."""
+        """Charged bytes of changes after the last flush that was committed. Guarded by the state lock."""
         self._bytes_to_commit = 0
-        """Part of ``uncommitted_bytes`` that is appended, and that the next commit covers. Guarded by the flush lock."""
+        """Part of ``uncommitted_bytes`` that the last flush has appended: the next commit subtracts it. Guarded by the flush
+        lock."""
         self._flush_again = False
         """Set by a callback of the running flush that asks for a flush."""
         self.set_failing: Callable[[bool], object] = lambda _: None

@@ -165,7 +165,8 @@ class WriteBuffer:
         shared = self.shared.get(msg_id)
         if popped is not None and not isinstance(popped[1], dict):
             # In turn: a remover popped the shared entry, another client wrote the id (a new entry), this remover popped that.
-            # So the new entry's reference is the one to remove; instead one of ``client`` goes, and the other client's stays.
+            # The new entry's reference is the one to remove. If ``client`` has one in the shared entry, that one goes instead,
+            # and the new one takes its place.
             if shared is not None and client in shared[1]:
                 is_dropped = popped[1] in self._dropped and not self._is_indexed(msg_id)
                 _transfer(shared[1], client, None if is_dropped else popped[1])

@@ -1,8 +1,8 @@
 """Writer: takes messages into the write buffer, removes references, and decides when the buffer is written.
 
 Above BUFFER_TARGET writing threads append the oldest messages, each call one short step; with ``fsync`` they ask for a
-background flush instead. Near ``max_unconfirmed`` bytes of changes that no commit covers yet, the calling thread flushes. With
-a persistent index it asks for a background flush when a quarter of that was appended.
+background flush instead. From a threshold below ``max_unconfirmed`` uncommitted bytes on, the calling thread flushes. With a
+persistent index it asks for a background flush when a quarter of the threshold was appended.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("msgstore.writer")
 BUFFER_TARGET = 16 * 2**20
 """Charged bytes that may stay in the write buffer: a message that is removed there never costs a write."""
 _WORTH_A_COUNT = BUFFER_TARGET - 2**20
-"""The buffer is counted only if its messages, with the mean size of the last batch, have fewer bytes than this. After such a
-count clients usually write 1 MiB before the buffer is above BUFFER_TARGET again."""
+"""Before a drain the buffer is counted, unless its number of messages and their mean size say that it has more bytes than
+this. The difference of 1 MiB to BUFFER_TARGET keeps a full buffer from being counted before each drain."""
 
 
 class Writer:
