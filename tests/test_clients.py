@@ -548,16 +548,40 @@ def test_client_that_is_deleted_in_a_flush_is_not_told_of_nothing(store):
 
 
 def test_client_that_could_not_be_deleted_goes_on(store, monkeypatch):
-    told = []
+    """With all that it has written, also before the index failed."""
+    told, calls = [], iter([lambda _: False, failing()])
     client = store.client(on_confirm=told.extend)
-    client.write(A, A)
+    play(store, "+AB", client)
     with monkeypatch.context() as patch:
-        patch.setattr(store._buffer, "_is_indexed", failing())
+        patch.setattr(store._buffer, "_is_indexed", lambda msg_id: next(calls)(msg_id))
         with pytest.raises(StoreIOError):
             client.delete_and_close()
-    client.write(B, B)
+    client.write(C, C)
     store.flush()
-    assert told == [A, B]
+    assert (told, counts(store)) == ([A, B, C], {A: 1, B: 1, C: 1})
+
+
+def test_closing_client_flushes_what_another_callback_writes_with_it(store):
+    """It has no callback of its own, so nothing is noted for it."""
+    closing = store.client()
+    store.client(on_confirm=lambda ids: closing.write(B, B) if A in ids else None).write(A, A)
+    closing.close()
+    assert counts(store) == {A: 1, B: 1}
+
+
+def test_client_that_could_not_be_closed_takes_writes(store, monkeypatch):
+    left = [B]
+    client = store.client(on_confirm=lambda ids: client.write(left.pop(), b"next") if left else None)
+    client.write(A, A)
+    usual = store._flusher.flush
+    calls = iter([usual, failing()])
+    monkeypatch.setattr(store._flusher, "flush", lambda: next(calls)())
+    with pytest.raises(OSError, match="Input/output error"):
+        client.close()
+    monkeypatch.undo()
+    client.write(C, C)
+    client.close()
+    assert counts(store) == {A: 1, B: 1, C: 1}
 
 
 def test_each_client_learns_that_writing_fails(store):

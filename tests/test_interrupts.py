@@ -33,7 +33,8 @@ from msgstore.contract import StoreClosed
 from msgstore.engine import opening
 from msgstore.engine.open.startup import OpenDirectory
 from msgstore.engine.state.lifecycle import Callbacks
-from support import A, B, C, Cell, FullDisk, open_with, play, until
+from msgstore.engine.write import write_buffer
+from support import A, B, C, Cell, D, FullDisk, open_with, play, until
 
 SIGNALS = 40
 """That come in the middle of each change."""
@@ -256,6 +257,123 @@ def test_thread_that_waits_for_an_interrupted_flush_is_refused(tmp_path, files, 
             with pytest.raises(StoreClosed, match="KeyboardInterrupt"):
                 refused()
         assert again.read(A) == A * 3
+
+
+def interrupt_once(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Let the next call of a function be interrupted."""
+    usual = getattr(owner, name)
+
+    def call(*_: object) -> None:
+        patch.setattr(owner, name, usual)
+        raise KeyboardInterrupt
+
+    patch.setattr(owner, name, call)
+
+
+def in_relocation(store: Any, client: Any, patch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """After the index has the new places, and before the segments are counted anew."""
+    usual = store._index.relocate
+    patch.setattr(
+        store._index, "relocate", lambda *moved: (usual(*moved), interrupt_once(patch, store._accounting, "mark_dirty"))[0]
+    )
+    return partial(store.compact, everything=True)
+
+
+def in_removal(store: Any, client: Any, patch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """After the index has released a message, and before its segment knows."""
+    interrupt_once(patch, store._accounting, "mark_dead")
+    return partial(client.remove, [B])
+
+
+def in_second_write(store: Any, client: Any, patch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """After the message was taken out of the write buffer, and before it is back with two references."""
+    interrupt_once(patch, write_buffer, "_owners")
+    return partial(client.write, D, D)
+
+
+@pytest.mark.parametrize("change", [in_relocation, in_removal, in_second_write])
+def test_no_thread_goes_on_with_half_of_a_change(tmp_path, monkeypatch, change, index):
+    """Another thread flushes before the interrupted one has ended the store. With v1, collections copy."""
+    told: list[bytes] = []
+    keys = {"index": index, "format": "v1", "sync_interval": "1h", "gc_interval": 0}
+    store = open_with(tmp_path, **keys)
+    client = store.client(on_confirm=told.extend)
+    play(store, "+ABC r -A", client)
+    if change is not in_relocation:
+        client.write(D, D)
+    errors: list[BaseException] = []
+    usual = store._lifecycle.handle_exception
+
+    def flush() -> None:
+        try:
+            store.flush()
+        except StoreClosed as error:
+            errors.append(error)
+
+    def handle(error: BaseException, *, in_callback: bool) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            other = threading.Thread(target=flush)
+            other.start()
+            other.join(30)
+        usual(error, in_callback=in_callback)
+
+    monkeypatch.setattr(store._lifecycle, "handle_exception", handle)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        change(store, client, patch)()
+    assert (len(errors), told) == (1, [A, B, C])
+    with open_with(tmp_path, **keys) as store:
+        found = {entry.msg_id for entry in store.entries()}
+        assert found >= {B, C}
+        assert store.read_many([B, C]) == {B: B * 3, C: C * 3}
+        assert sum(segment.live_count for segment in store.segments()) == len(found)
+
+
+def test_close_that_waited_for_an_interrupted_thread_raises(tmp_path):
+    """The other thread has released the store by then, without a flush."""
+    store, errors = open_with(tmp_path, sync_interval="1h"), []
+
+    def close() -> None:
+        try:
+            store.close()
+        except StoreClosed as error:
+            errors.append(error)
+
+    other = threading.Thread(target=close)
+    with store._gc_lock:
+        other.start()
+        until(lambda: store._collector.is_stopping)
+        store._lifecycle.refuse_after(KeyboardInterrupt())
+        with store._accounting.flush_lock:
+            store._release("abandoned")
+    other.join()
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize("how", ["refused", "noted"])
+def test_store_that_an_interrupt_could_not_release_is_released_by_close(tmp_path, how):
+    """A second interrupt may come before the first one has done its work, or a callback may catch it."""
+    store = open_with(tmp_path, sync_interval="1h")
+    if how == "refused":
+        store._lifecycle.refuse_after(KeyboardInterrupt())
+    else:
+        store._lifecycle.interrupted = StoreClosed("an interrupt came")
+    with pytest.raises(StoreClosed):
+        store.close()
+    with msgstore.open_store(tmp_path), pytest.raises(StoreClosed):
+        store.client()
+
+
+def test_handler_that_raises_in_a_callback_ends_the_store(ring, tmp_path, monkeypatch):
+    """A callback's other exceptions are logged."""
+    told = []
+    store = open_with(tmp_path, sync_interval="1h")
+    store.client(on_confirm=lambda ids: store.client().write(C, bytearray(C))).write(A, A)
+    store.client(on_confirm=told.extend).write(B, B)
+    monkeypatch.setattr(store._buffer, "add", lambda *_: (monkeypatch.undo(), ring()))
+    with pytest.raises(ArithmeticError):
+        store.flush()
+    assert told == []
+    msgstore.open_store(tmp_path).close()
 
 
 def test_client_of_an_abandoned_store_does_not_close(tmp_path):

@@ -180,6 +180,37 @@ def test_removal_that_a_closing_store_overtakes_is_done(opened):
     assert on_disk(opened()) == {}
 
 
+def test_removal_that_a_failing_close_overtakes_is_refused(opened, monkeypatch):
+    store, told, errors, refused = opened(sync_interval="1h"), [], [], threading.Event()
+    play(store, "+A", store.client(on_confirm=told.extend))
+    usual = store._lifecycle.check_writable
+
+    def check_writable() -> None:
+        try:
+            usual()
+        except msgstore.StoreClosed:
+            refused.set()
+            raise
+
+    def remove() -> None:
+        try:
+            store.client().remove([A])
+        except msgstore.StoreClosed as error:
+            errors.append(error)
+
+    other = threading.Thread(target=remove)
+    with monkeypatch.context() as patch, store._accounting.flush_lock:  # as a close that cannot write what is left
+        patch.setattr(store._lifecycle, "check_writable", check_writable)
+        patch.setattr(store._lifecycle, "check_open", lambda: None)
+        store._lifecycle.refuse(msgstore.StoreClosed("the store is being closed"), is_closing=True)
+        other.start()
+        assert refused.wait(30)
+        store._lifecycle.refuse(None)
+    other.join()
+    store.flush()
+    assert (len(errors), told, on_disk(store)) == (1, [A], {A: 1})
+
+
 def test_refused_removal_puts_ids_back_as_bytes(opened):
     """A memoryview finds the entry of the bytes that it equals."""
     store, told = opened(), []

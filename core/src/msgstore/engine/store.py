@@ -70,6 +70,7 @@ class Store:
         self._is_closed = False
         self._is_disowned = False
         lifecycle.release = self._release_interrupted
+        accounting.change = lifecycle.change
         self._segments.telemetry.in_callback = lifecycle.callbacks.running
         self._writer = Writer(config, backends, accounting, lifecycle)
         self._buffer, self._flusher = self._writer.buffer, self._writer.flusher
@@ -108,9 +109,9 @@ class Store:
         """Return a new client. ``on_confirm(ids)`` is called once per flush with the ids that it confirmed, in write order.
 
         It is called on the thread that flushed, one client at a time, and may write, read and remove. If it raises an
-        Exception, that is logged, and the ids are not confirmed again; anything else, such as SystemExit, ends the store as an
-        interrupt does. A named client is remembered in ``clean.dot``, as RabbitMQ remembers its queues. Raises TypeError,
-        StoreClosed.
+        Exception, that is logged, and the ids are not confirmed again. Anything else, such as SystemExit, ends the store as an
+        interrupt does; on the thread of the store it is logged, too. A named client is remembered in ``clean.dot``, as RabbitMQ
+        remembers its queues. Raises TypeError, StoreClosed.
         """
         self._lifecycle.check_open()
         with self._accounting.state_lock:
@@ -127,7 +128,7 @@ class Store:
     def roll(self) -> None:
         """Flush, and seal the current segment: the next message starts a new one. Write all hint files. Raises as ``flush``."""
         self._lifecycle.refuse_in_callback("roll")
-        with self._lifecycle.guard(), self._accounting.flush_lock:
+        with self._lifecycle.guard(), self._accounting.flush_lock, self._lifecycle.change:
             self._flusher.flush_locked()
             self._writer.batches.seal()
             self._flusher.commit_and_reclaim(all_hints=True)
@@ -216,9 +217,11 @@ class Store:
         If something cannot be written, the error is raised and the store stays open: call ``close`` again when there is room,
         or ``abandon``. Raises StoreClosed if an interrupt has ended the store: nothing is flushed or saved then.
         """
+        if self._lifecycle.interrupted is None:
+            self._end("closed")
         if self._lifecycle.interrupted is not None and not self._is_disowned:
-            raise self._lifecycle.interrupted  # the store is closed, but not all that was written is safe
-        self._end("closed")
+            self._end("abandoned")  # what the interrupted thread has not released yet
+            raise self._lifecycle.interrupted.with_traceback(None)  # not all that was written is safe
 
     def abandon(self) -> None:
         """Release the directory as a killed process would: nothing is flushed, nothing is saved."""
@@ -251,7 +254,8 @@ class Store:
             self._flusher.deliver_confirms(self._flusher.write_out(last=True))
             self._collector.erase()
             return self._accounting.save_clean(self._opened.client_refs)
-        except Exception:
+        except Exception as error:
+            self._lifecycle.refuse_after(error)
             self._lifecycle.refuse(None)
             self._collector.is_stopping = False
             raise
@@ -273,8 +277,7 @@ class Store:
         self._unclosed.detach()
         try:
             with self._accounting.state_lock, ExitStack() as stack:
-                if self._lifecycle.interrupted is None:
-                    self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is {how}"))
+                self._lifecycle.refuse(StoreClosed(f"{self.path}: the store is {how}"))
                 self._buffer.clear()  # a read must not find what was never written
                 stack.callback(self._segments.telemetry.note, StoreClosedEvent, how=how)
                 stack.callback(self._opened.resources.close)

@@ -157,7 +157,7 @@ class _Copies:
     def publish(self) -> None:
         """Commit rows for the copies, and give them their final names: steps 2 and 3."""
         segments, accounting = self.context.segments, self.context.accounting
-        with accounting.state_lock:
+        with accounting.state_lock, accounting.change:
             for segment in self.segments:
                 segment.path = segment.path.with_name(segment.path.name.removesuffix(TEMP_SUFFIX))
                 segment.died_since_pin = set()  # pinned: it must not be deleted between two batches

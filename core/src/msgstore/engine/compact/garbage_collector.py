@@ -254,7 +254,7 @@ class GarbageCollector:
             live = source.live(self._context, data)
         for begin in range(0, len(live), RELOCATED_AT_ONCE):
             part = live.part(begin, begin + RELOCATED_AT_ONCE)
-            with self._accounting.state_lock:
+            with self._accounting.state_lock, self._accounting.change:
                 located = zip(part.ids, part.locations(segment.number), strict=True)
                 ids = [msg_id for msg_id, location in located if location not in source.died]
                 references = [msg_id for msg_id in ids for _ in range(index.references(msg_id))]
@@ -286,7 +286,7 @@ class GarbageCollector:
         return CollectionResult(segment.path.name, segment.size, segment.size, skipped=error.reason, outcome="none")
 
     def _delete_empty(self) -> None:
-        with self._accounting.flush_lock:
+        with self._accounting.flush_lock, self._accounting.change:
             self._segments.check_directory()
             if self._accounting.has_empty:
                 self._accounting.begin_change()

@@ -76,7 +76,7 @@ class GcContext:
 
     def commit(self) -> None:
         """Commit all changes so far, records that the index points to included. Takes the flush lock. Raises StoreIOError."""
-        with self.accounting.flush_lock:
+        with self.accounting.flush_lock, self.accounting.change:
             self.segments.sync_written()
             self.accounting.commit()
 
@@ -176,7 +176,7 @@ def pin(context: GcContext, numbers: Sequence[int]) -> Iterator[list[PinnedSegme
     deletion."""
     accounting = context.accounting
     # Under the flush lock: records that were appended just before a segment was sealed may not be in the index yet.
-    with accounting.flush_lock, accounting.state_lock:
+    with accounting.flush_lock, accounting.state_lock, accounting.change:
         found = [segment for number in numbers if (segment := context.segments.by_number.get(number))]
         segments = found if len(found) == len(numbers) and any(segment.live_count for segment in found) else []
         for segment in segments:
@@ -215,7 +215,7 @@ def relocate(context: GcContext, moved: Relocation) -> None:
     """
     for begin in range(0, len(moved.ids), RELOCATED_AT_ONCE):
         some = slice(begin, begin + RELOCATED_AT_ONCE)
-        with context.accounting.state_lock:
+        with context.accounting.state_lock, context.accounting.change:
             died = moved.source.died
             alive = [location not in died for location in moved.old[some]]
             ids = list(compress(moved.ids[some], alive))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from msgstore.config import StoreConfig
 from msgstore.contract import BrokenPlugin, Capability, Index, ReleaseResult
@@ -79,6 +79,8 @@ class LiveAccounting:
         """True if the index survives a crash."""
         self.state_lock = threading.Lock()
         self.flush_lock = threading.Lock()
+        self.change: AbstractContextManager[None] = nullcontext()
+        """Set by the store to ``Lifecycle.change``."""
         self.revivable: dict[bytes, int] = {}
         """Dead records that a second write can revive, id to location: those of the current segment, and of segments that are
         not self-describing."""
@@ -251,7 +253,7 @@ class LiveAccounting:
                 return
             self.begin_change()
         is_needed = self.is_persistent or not self._committed  # without persistence: the first one removes the snapshot
-        with self.state_lock:
+        with self.state_lock, self.change:
             if is_needed:
                 state: dict[bytes, bytes | None] = {}
                 if self.is_persistent:
@@ -319,7 +321,7 @@ class LiveAccounting:
 
     def _take_empty(self) -> Sequence[Segment]:
         """Return the segments that the committed index has nothing in. Those changed since then wait for the next commit."""
-        with self.state_lock:
+        with self.state_lock, self.change:
             later = self._empty & self._dirty if self.is_persistent else set()
             found = [
                 segment

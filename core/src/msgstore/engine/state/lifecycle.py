@@ -69,6 +69,9 @@ class Lifecycle:
         self.release: Callable[[], None] = lambda: None
         """Set by the store: closes files and index, unlocks the directory, stops threads. Takes the GC and the flush lock."""
         self.callbacks = Callbacks()
+        self.change = _Change(self)
+        """Encloses a change under a lock, after it: ``with lock, change``. Raises StoreClosed once an interrupt has ended the
+        store; an exception from outside ends it before the lock is free, so no other thread meets half of the change."""
 
     def refuse(self, error: MsgStoreError | None, *, is_closing: bool = False) -> None:
         """Let every later change raise ``error``; accept changes again if it is None, and no interrupt has ended the store."""
@@ -129,6 +132,21 @@ class Lifecycle:
             )
             self.refuse(self.interrupted)
         return True
+
+
+class _Change:
+    """The type of :attr:`Lifecycle.change`. Not a lock itself: an interrupt could come between the lock and its release."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def __enter__(self) -> None:
+        if self._lifecycle.interrupted is not None:
+            raise self._lifecycle.interrupted.with_traceback(None)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._lifecycle.refuse_after(error)
 
 
 class _Guard:

@@ -59,7 +59,7 @@ class BatchWriter:
             new_ids = [msg_id for msg_id, there in zip(ids, known, strict=True) if not there]
             new_bodies = [body for body, there in zip(bodies, known, strict=True) if not there]
         locations, runs = self.append(new_ids, new_bodies) if new_ids else ([], [])
-        with self._accounting.state_lock, io_errors(self._segments.directory):
+        with self._accounting.state_lock, self._accounting.change, io_errors(self._segments.directory):
             rewrite = self._enter(ids, known, locations, runs)
             self._buffer.estimated_bytes -= charged
             self._accounting.appended_bytes += charged

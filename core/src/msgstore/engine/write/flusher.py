@@ -239,6 +239,8 @@ class Flusher:
         callbacks = self._lifecycle.callbacks
         was_inside = callbacks.is_inside
         for client, number in to_confirm:
+            if self._lifecycle.interrupted is not None:
+                raise self._lifecycle.interrupted.with_traceback(None)
             if client.on_confirm is None or client.unconfirmed is None:
                 continue
             ids = client.unconfirmed[:number]  # other threads may be writing
@@ -251,8 +253,8 @@ class Flusher:
                 client.on_confirm(ids)
             except BaseException as error:
                 self.callback_failures += 1
-                if not isinstance(error, Exception):  # sys.exit() or Ctrl-C: the thread that flushes decides
-                    raise
+                if not isinstance(error, Exception) or self._lifecycle.interrupted is not None:
+                    raise  # sys.exit() or Ctrl-C: the thread that flushes decides
                 log.exception("%s: on_confirm of client %r failed for %d ids", self._config.path, client.name, len(ids))
             finally:
                 self._delivering_thread = None

@@ -199,13 +199,16 @@ class WriteBuffer:
 
     def drop_client(self, client: int) -> None:
         """Drop the messages that only this client has written, unless the index has the id. Raises OSError of the index."""
-        for msg_id, entry in list(self.pending.items()):
-            if entry[1] == client and not self._is_indexed(msg_id):
+        own = [(msg_id, entry) for msg_id, entry in list(self.pending.items()) if entry[1] == client]
+        shared_ids = [msg_id for msg_id, shared in self.shared.items() if client in shared[1]]
+        indexed = set(filter(self._is_indexed, (*(msg_id for msg_id, _ in own), *shared_ids)))  # first: it may fail
+        for msg_id, entry in own:
+            if msg_id not in indexed:
                 popped = self.pending.pop(msg_id, None)
                 if popped is not None and popped is not entry:  # removed and written again meanwhile
                     self._insert(msg_id, popped)
-        for msg_id, shared in list(self.shared.items()):  # second: inserting it takes over an entry in ``pending``
-            if client in shared[1] and not self._is_indexed(msg_id):
+        for msg_id in shared_ids:  # second: inserting it takes over an entry in ``pending``
+            if msg_id not in indexed and (shared := self.shared.get(msg_id)) and client in shared[1]:
                 del shared[1][client]
                 self._update_shared(msg_id, shared)
         self._dropped.append(client)

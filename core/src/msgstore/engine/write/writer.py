@@ -101,9 +101,16 @@ class Writer:
                 raise lifecycle.refusal.with_traceback(None)
             self.flusher.flush()
             client.takes_writes = False
-            self._update_fast_paths()
-            while client.unconfirmed and client in self.flusher.clients:  # written meanwhile, also by ``on_confirm``
-                self.flusher.flush()
+            client.set_size_limit(0)
+            try:
+                if client.unconfirmed is None and self.buffer.pending:  # perhaps written by it in the flush
+                    self.flusher.flush()
+                while client.unconfirmed and client in self.flusher.clients:
+                    self.flusher.flush()
+            except BaseException:
+                client.takes_writes = True
+                self._update_fast_paths()
+                raise
             with self._accounting.flush_lock:  # so that no call of ``on_confirm`` is under way
                 pass
         with self._accounting.state_lock:
@@ -111,7 +118,7 @@ class Writer:
 
     def discard_client(self, client: Client) -> None:
         """Unregister a client and drop what only it has written."""
-        with self._lifecycle.guard(), self._accounting.state_lock, io_errors(self._config.path):
+        with self._lifecycle.guard(), self._accounting.state_lock, self._lifecycle.change, io_errors(self._config.path):
             self.buffer.drop_client(client.number)
             self.unregister_client(client)
             if client.unconfirmed is not None:
@@ -130,8 +137,12 @@ class Writer:
         return 0 if self._lifecycle.refusal is not None or self._is_failing else self._fast_body_limit
 
     def _update_fast_paths(self) -> None:
-        for client in list(self.flusher.clients):
-            client.set_size_limit(self._fast_limit if client.takes_writes else 0)
+        while True:
+            limit = self._fast_limit
+            for client in list(self.flusher.clients):
+                client.set_size_limit(limit if client.takes_writes else 0)
+            if limit == self._fast_limit:  # or another thread has changed it, and may have been overtaken
+                return
 
     def set_failing(self, is_failing: bool) -> None:
         """Note the result of a flush."""
@@ -159,10 +170,15 @@ class Writer:
             self._flush_first("The message was not taken: repeat the write.")
         self.background.wake()
         with self._lifecycle.guard(), self._accounting.state_lock:
-            client.check_writable()
-            self.buffer.add(msg_id, body, client.number)
-            if client.unconfirmed is not None:
-                client.unconfirmed.append(msg_id)
+            try:  # as ``change``, which would make each call a tenth slower
+                client.check_writable()
+                self._lifecycle.check_writable()
+                self.buffer.add(msg_id, body, client.number)
+                if client.unconfirmed is not None:
+                    client.unconfirmed.append(msg_id)
+            except BaseException as error:
+                self._lifecycle.refuse_after(error)
+                raise
         self.charge(len(body) + OVERHEAD)
 
     def charge(self, charged: int) -> None:
@@ -225,12 +241,19 @@ class Writer:
             for msg_id, _ in popped:
                 check_id(msg_id)
             with self._accounting.state_lock:
-                client.check_open()
-                self._lifecycle.check_writable()  # under the lock: a thread that closes the store has held it since
-                on_disk, missing = self._release(popped, client.number)
-                if self._accounting.is_persistent:
-                    self.flusher.uncommitted_bytes += on_disk * OVERHEAD
+                try:  # as ``change``
+                    client.check_open()
+                    self._lifecycle.check_writable()  # under the lock: a thread that closes the store has held it since
+                    on_disk, missing = self._release(popped, client.number)
+                    if self._accounting.is_persistent:
+                        self.flusher.uncommitted_bytes += on_disk * OVERHEAD
+                except BaseException as error:
+                    self._lifecycle.refuse_after(error)
+                    raise
         except (ValueError, StoreClosed, StoreReadOnly):
+            if self._lifecycle.is_closing and not self._lifecycle.callbacks.is_inside:
+                with self._accounting.flush_lock:  # until the store is closed, or open again because that has failed
+                    pass
             if not isinstance(self._lifecycle.refusal, StoreClosed):
                 self._restore(popped)
             elif all(entry is not None and not isinstance(entry[1], dict) for _, entry in popped):
