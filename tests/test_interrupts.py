@@ -291,7 +291,13 @@ def in_second_write(store: Any, client: Any, patch: pytest.MonkeyPatch) -> Calla
     return partial(client.write, D, D)
 
 
-@pytest.mark.parametrize("change", [in_relocation, in_removal, in_second_write])
+def in_refused_removal(store: Any, client: Any, patch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Before the message is put back that the removal had taken out of the write buffer."""
+    interrupt_once(patch, store._buffer, "_insert")
+    return partial(store.client().remove, [D, b"no id"])
+
+
+@pytest.mark.parametrize("change", [in_relocation, in_removal, in_second_write, in_refused_removal])
 def test_no_thread_goes_on_with_half_of_a_change(tmp_path, monkeypatch, change, index):
     """Another thread flushes before the interrupted one has ended the store. With v1, collections copy."""
     told: list[bytes] = []
@@ -363,17 +369,54 @@ def test_store_that_an_interrupt_could_not_release_is_released_by_close(tmp_path
         store.client()
 
 
-def test_handler_that_raises_in_a_callback_ends_the_store(ring, tmp_path, monkeypatch):
+@pytest.mark.parametrize("where", ["callback", "write"])
+def test_handler_that_raises_in_a_callback_ends_the_store(ring, where, tmp_path, monkeypatch):
     """A callback's other exceptions are logged."""
     told = []
     store = open_with(tmp_path, sync_interval="1h")
-    store.client(on_confirm=lambda ids: store.client().write(C, bytearray(C))).write(A, A)
+    store.client(on_confirm=lambda ids: calls[where]()).write(A, A)
     store.client(on_confirm=told.extend).write(B, B)
+    calls = {"callback": ring, "write": lambda: store.client().write(C, bytearray(C))}
     monkeypatch.setattr(store._buffer, "add", lambda *_: (monkeypatch.undo(), ring()))
     with pytest.raises(ArithmeticError):
         store.flush()
     assert told == []
     msgstore.open_store(tmp_path).close()
+
+
+def test_interrupted_client_takes_writes_again(tmp_path):
+    """The interrupt comes where its ``close`` has begun to wait."""
+    with msgstore.open_store(tmp_path, sync_interval="1h") as store:
+        client = store.client()
+        usual, calls = client.set_size_limit, iter([interrupt])
+        client.set_size_limit = lambda size: next(calls, partial(usual, size))()
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+        client.write(A, A)
+        client.close()
+        assert store.read(A) == A
+
+
+def test_timeout_of_a_handler_in_a_removal_ends_the_store(kind, tmp_path, monkeypatch):
+    """An OSError of an index means that nothing was removed, and one of a handler says nothing."""
+
+    def handle(*_: object) -> None:
+        raise TimeoutError
+
+    store = open_with(tmp_path, index=kind, sync_interval="1h")
+    play(store, "+AB f")
+    release = store._index.release
+    monkeypatch.setattr(store._index, "release", lambda ids: (release(ids), signal.raise_signal(signal.SIGUSR1))[0])
+    usual = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(TimeoutError):
+            store.client().remove([A])
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
+    with pytest.raises(StoreClosed, match="TimeoutError"):
+        store.flush()
+    with open_with(tmp_path, index=kind) as store:
+        assert store.read(B) == B * 3
 
 
 def test_client_of_an_abandoned_store_does_not_close(tmp_path):

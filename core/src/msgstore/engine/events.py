@@ -27,6 +27,9 @@ from msgstore.plugins.loader import EVENT_HOOKS, Observer
 
 _observers_log = logging.getLogger("msgstore.observers")
 
+_LOGGERS = {name: logging.getLogger(f"msgstore.{name}") for name in ("collection", "recovery", "segments", "store")}
+"""Loggers of the records of events. An interrupt in ``getLogger`` may leave the lock of ``logging`` held."""
+
 MAX_WAITING = 10_000
 """Events that may wait. Later ones are counted and dropped: an observer that hangs must not fill the memory."""
 CLOSE_TIMEOUT_SECONDS = 5.0
@@ -136,7 +139,7 @@ class Telemetry:
         event = kind(store=self.store, **members)
         logger, level, text, counts = describe(event)
         self._count(counts)
-        logging.getLogger(f"msgstore.{logger}").log(level, "%s: %s", self.store, text)
+        _LOGGERS[logger].log(level, "%s: %s", self.store, text)
         if not self._is_finished and self._by_class[kind]:
             if self._waiting.qsize() < MAX_WAITING:
                 self._waiting.put(event)

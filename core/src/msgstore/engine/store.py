@@ -217,11 +217,18 @@ class Store:
         If something cannot be written, the error is raised and the store stays open: call ``close`` again when there is room,
         or ``abandon``. Raises StoreClosed if an interrupt has ended the store: nothing is flushed or saved then.
         """
-        if self._lifecycle.interrupted is None:
-            self._end("closed")
-        if self._lifecycle.interrupted is not None and not self._is_disowned:
+        lifecycle = self._lifecycle
+        if not self._is_disowned:
+            lifecycle.refuse_in_callback("close")
+        try:
+            if lifecycle.interrupted is None:
+                self._end("closed")
+        except StoreClosed:
+            if lifecycle.interrupted is None:
+                raise
+        if lifecycle.interrupted is not None and not self._is_disowned:
             self._end("abandoned")  # what the interrupted thread has not released yet
-            raise self._lifecycle.interrupted.with_traceback(None)  # not all that was written is safe
+            raise lifecycle.interrupted.with_traceback(None)  # not all that was written is safe
 
     def abandon(self) -> None:
         """Release the directory as a killed process would: nothing is flushed, nothing is saved."""
@@ -234,13 +241,17 @@ class Store:
         self._collector.is_stopping = True
         try:
             with self._lifecycle.guard(), self._gc_lock, self._accounting.flush_lock:
-                if not self._is_closed:
-                    is_saved = how == "closed" and self.mode == "rw" and self._save()
-                    try:
-                        if is_saved:
-                            publish_clean(self._segments)
-                    finally:
-                        self._release(how)
+                try:
+                    if not self._is_closed:
+                        is_saved = how == "closed" and self.mode == "rw" and self._save()
+                        try:
+                            if is_saved:
+                                publish_clean(self._segments)
+                        finally:
+                            self._release(how)
+                except BaseException as error:
+                    self._lifecycle.refuse_after(error)
+                    raise
         finally:
             if self._is_closed:
                 self.stop_threads()

@@ -326,6 +326,7 @@ class GarbageCollector:
 
     def _run(self) -> None:
         store = self._segments.directory
+        self._lifecycle.own_threads.add(threading.get_ident())
         while not self._is_stopped:
             with suppress(Empty):
                 self._requests.get(timeout=self._interval)

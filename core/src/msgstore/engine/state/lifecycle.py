@@ -64,6 +64,8 @@ class Lifecycle:
         self.is_saved = False
         """True once everything is on disk, because ``close`` has returned, or nothing can be written."""
         self._is_released = False
+        self.own_threads: set[int] = set()
+        """Identifiers of the store's own threads, which no exception from outside reaches."""
         self.on_refusal: Callable[[], None] = lambda: None
         """Set by the writer: called after each change of ``refusal``."""
         self.release: Callable[[], None] = lambda: None
@@ -87,6 +89,11 @@ class Lifecycle:
         """Raise StoreClosed or StoreReadOnly if the store accepts no changes."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
+
+    def check_not_interrupted(self) -> None:
+        """Raise StoreClosed if an interrupt has ended the store."""
+        if self.interrupted is not None:
+            raise self.interrupted.with_traceback(None)
 
     # -- callbacks --------------------------------------------------------------------------------------------------------
 
@@ -123,7 +130,9 @@ class Lifecycle:
     def refuse_after(self, error: BaseException) -> bool:
         """Let every later call raise StoreClosed if ``error``, which leaves a change, is an exception from outside; return True
         then. Caller may hold locks: a thread that waits for them must not go on with half of the change."""
-        if (isinstance(error, Exception) and not comes_from_outside(error)) or blame(error) is not None:
+        if (isinstance(error, Exception) and not comes_from_outside(error)) or get_ident() in self.own_threads:
+            return False
+        if blame(error) is not None:
             return False
         if self.interrupted is None:
             self.interrupted = StoreClosed(
@@ -141,8 +150,7 @@ class _Change:
         self._lifecycle = lifecycle
 
     def __enter__(self) -> None:
-        if self._lifecycle.interrupted is not None:
-            raise self._lifecycle.interrupted.with_traceback(None)
+        self._lifecycle.check_not_interrupted()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:

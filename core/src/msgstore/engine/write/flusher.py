@@ -21,6 +21,7 @@ from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.write_buffer import WriteBuffer
+from msgstore.plugins.loader import comes_from_outside
 
 log = logging.getLogger("msgstore.writer")
 _background_log = logging.getLogger("msgstore.flusher")
@@ -111,12 +112,14 @@ class Flusher:
         """Set by a callback of the running flush that asks for a flush."""
         self.set_failing: Callable[[bool], object] = lambda _: None
         """Set by the writer: called with the outcome of each flush."""
-        self.background_thread: int | None = None
-        """Thread of ``BackgroundFlusher``, which no exception from outside reaches."""
         self._delivering_thread: int | None = None
         """Thread that holds the flush lock and calls ``on_confirm`` now."""
         self.unconfirmed: dict[int, list[bytes]] = {}
         """Ids to confirm by client number. Does not refer to the clients, so that a store that nobody closes is collected."""
+
+    def adopt_thread(self) -> None:
+        """Note that the calling thread is the background flusher's."""
+        self._lifecycle.own_threads.add(get_ident())
 
     def flush(self) -> None:
         """Same as ``Store.flush``. Takes the flush lock."""
@@ -142,8 +145,7 @@ class Flusher:
                 self._flush_again = False
                 self.deliver_confirms(self.write_out())
         except BaseException as error:
-            if get_ident() != self.background_thread:
-                self._lifecycle.refuse_after(error)
+            self._lifecycle.refuse_after(error)
             self.set_failing(self._lifecycle.refusal is None)
             raise
         self.set_failing(False)
@@ -239,8 +241,7 @@ class Flusher:
         callbacks = self._lifecycle.callbacks
         was_inside = callbacks.is_inside
         for client, number in to_confirm:
-            if self._lifecycle.interrupted is not None:
-                raise self._lifecycle.interrupted.with_traceback(None)
+            self._lifecycle.check_not_interrupted()
             if client.on_confirm is None or client.unconfirmed is None:
                 continue
             ids = client.unconfirmed[:number]  # other threads may be writing
@@ -253,13 +254,14 @@ class Flusher:
                 client.on_confirm(ids)
             except BaseException as error:
                 self.callback_failures += 1
-                if not isinstance(error, Exception) or self._lifecycle.interrupted is not None:
+                if not isinstance(error, Exception) or comes_from_outside(error):
                     raise  # sys.exit() or Ctrl-C: the thread that flushes decides
                 log.exception("%s: on_confirm of client %r failed for %d ids", self._config.path, client.name, len(ids))
             finally:
                 self._delivering_thread = None
                 if not was_inside:
                     callbacks.threads.discard(get_ident())
+        self._lifecycle.check_not_interrupted()
 
     @property
     def has_work(self) -> bool:
@@ -312,7 +314,7 @@ class BackgroundFlusher:
             self.thread.join()
 
     def _run(self) -> None:
-        self._flusher.background_thread = get_ident()
+        self._flusher.adopt_thread()
         while not self._is_stopping:
             self._is_idle = True
             is_urgent = False if self._flusher.has_work else self._wait(_IDLE_SECONDS)

@@ -213,6 +213,10 @@ class WriteBuffer:
                 self._update_shared(msg_id, shared)
         self._dropped.append(client)
 
+    def has_messages_of(self, client: int) -> bool:
+        """Return True if a client has written one of the messages. Needs no lock."""
+        return any(client in _owners(entry) for entry in (*list(self.pending.values()), *list(self.shared.values())))
+
     def ids(self) -> list[bytes]:
         """Return the ids of all messages, in the order of ``pending``."""
         ids = list(self.pending)

@@ -21,6 +21,7 @@ from msgstore.engine.state.lifecycle import Lifecycle
 from msgstore.engine.write.batch_writer import BatchWriter
 from msgstore.engine.write.flusher import DRAIN_STEP, BackgroundFlusher, Flusher
 from msgstore.engine.write.write_buffer import OVERHEAD, Popped, WriteBuffer
+from msgstore.plugins.loader import comes_from_outside
 
 log = logging.getLogger("msgstore.writer")
 
@@ -100,19 +101,19 @@ class Writer:
             if lifecycle.refusal is not None and not lifecycle.is_closing:
                 raise lifecycle.refusal.with_traceback(None)
             self.flusher.flush()
-            client.takes_writes = False
-            client.set_size_limit(0)
             try:
-                if client.unconfirmed is None and self.buffer.pending:  # perhaps written by it in the flush
+                client.takes_writes = False
+                client.set_size_limit(0)
+                if client.unconfirmed is None and self.buffer.has_messages_of(client.number):
                     self.flusher.flush()
                 while client.unconfirmed and client in self.flusher.clients:
                     self.flusher.flush()
+                with self._accounting.flush_lock:  # so that no call of ``on_confirm`` is under way
+                    pass
             except BaseException:
                 client.takes_writes = True
                 self._update_fast_paths()
                 raise
-            with self._accounting.flush_lock:  # so that no call of ``on_confirm`` is under way
-                pass
         with self._accounting.state_lock:
             self.unregister_client(client)
 
@@ -176,16 +177,22 @@ class Writer:
                 self.buffer.add(msg_id, body, client.number)
                 if client.unconfirmed is not None:
                     client.unconfirmed.append(msg_id)
+                self.buffer.estimated_bytes += len(body) + OVERHEAD
+                self.flusher.uncommitted_bytes += len(body) + OVERHEAD
             except BaseException as error:
                 self._lifecycle.refuse_after(error)
                 raise
-        self.charge(len(body) + OVERHEAD)
+        self._pace()
 
     def charge(self, charged: int) -> None:
-        """Note bytes that a client has written, OVERHEAD included. Wait for the collector, drain or flush if it is time."""
+        """Note bytes that a client has written, OVERHEAD included."""
         with self._lifecycle.guard(), self._accounting.state_lock:
             self.buffer.estimated_bytes += charged
             self.flusher.uncommitted_bytes += charged
+        self._pace()
+
+    def _pace(self) -> None:
+        """After a write: wait for the collector, and flush or drain if it is time."""
         if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
             self.wait_for_backlog()
         self._after_change("The message was taken: do not repeat the write.")
@@ -251,12 +258,9 @@ class Writer:
                     self._lifecycle.refuse_after(error)
                     raise
         except (ValueError, StoreClosed, StoreReadOnly):
-            if self._lifecycle.is_closing and not self._lifecycle.callbacks.is_inside:
-                with self._accounting.flush_lock:  # until the store is closed, or open again because that has failed
-                    pass
             if not isinstance(self._lifecycle.refusal, StoreClosed):
                 self._restore(popped)
-            elif all(entry is not None and not isinstance(entry[1], dict) for _, entry in popped):
+            elif self._lifecycle.interrupted is None and all(entry and isinstance(entry[1], int) for _, entry in popped):
                 return  # they were removed before the store was closed, which has confirmed them without a record
             raise
         except BrokenPlugin as error:
@@ -288,6 +292,8 @@ class Writer:
         try:
             released = self._accounting.release(ids)
         except OSError as error:
+            if comes_from_outside(error):
+                raise
             failure = io_error(self._config.path, None, error)
             outcome = f"{len(ids)} references were not removed: repeat the removal with error.ids, {ids[0].hex()} first."
             raise StoreIOError(f"{failure} {outcome}", ids=ids) from error
@@ -297,7 +303,7 @@ class Writer:
 
     def _restore(self, popped: Sequence[Popped]) -> None:
         """Put back what a refused removal has popped, and flush: an earlier flush may have confirmed these ids without them."""
-        with self._lifecycle.guard(), self._accounting.state_lock:
+        with self._lifecycle.guard(), self._accounting.state_lock, self._lifecycle.change:
             self.buffer.restore_popped(popped)
         if any(entry for _, entry in popped) and not self._lifecycle.callbacks.is_inside:
             try:
