@@ -523,7 +523,7 @@ def test_failed_reference_to_a_revived_message_is_not_counted_twice(store, monke
 
 
 def test_closing_client_confirms_what_its_callback_writes(store):
-    """What it writes then is refused: otherwise the client might never close."""
+    """Later writes are refused: a callback that always writes would keep the client open."""
     told, refused, left = [], [], [C, B]
 
     def confirm(ids: list[bytes]) -> None:

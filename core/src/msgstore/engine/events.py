@@ -114,7 +114,7 @@ class Telemetry:
         """Options of observers by entry point."""
         self.counters = Counters()
         self._counting = threading.Lock()
-        """Guards the counters, but those of ``wrote``."""
+        """Guards the counters that events change. The state lock guards those of ``wrote``."""
         self.in_callback: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         """Set by the store: entered around each call of an observer."""
         self._spans: set[tuple[str, int | None]] = set()

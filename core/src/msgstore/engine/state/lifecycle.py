@@ -72,8 +72,8 @@ class Lifecycle:
         """Set by the store: closes files and index, unlocks the directory, stops threads. Takes the GC and the flush lock."""
         self.callbacks = Callbacks()
         self.change = _Change(self)
-        """Encloses a change under a lock, after it: ``with lock, change``. Raises StoreClosed once an interrupt has ended the
-        store; an exception from outside ends it before the lock is free, so no other thread meets half of the change."""
+        """Encloses a change that is made under a lock: ``with lock, change``. Raises StoreClosed if an interrupt has ended the
+        store. An exception from outside ends the store before the lock is free, so no other thread sees half of the change."""
 
     def refuse(self, error: MsgStoreError | None, *, is_closing: bool = False) -> None:
         """Let every later change raise ``error``; accept changes again if it is None, and no interrupt has ended the store."""

@@ -185,14 +185,14 @@ class Writer:
         self._pace()
 
     def charge(self, charged: int) -> None:
-        """Note bytes that a client has written, OVERHEAD included."""
+        """Note bytes that a client has written, OVERHEAD included, and pace it."""
         with self._lifecycle.guard(), self._accounting.state_lock:
             self.buffer.estimated_bytes += charged
             self.flusher.uncommitted_bytes += charged
         self._pace()
 
     def _pace(self) -> None:
-        """After a write: wait for the collector, and flush or drain if it is time."""
+        """Wait for the collector, drain or flush if it is time. Called after a write."""
         if not self._lifecycle.callbacks.is_inside:  # or the collector may wait for this thread
             self.wait_for_backlog()
         self._after_change("The message was taken: do not repeat the write.")
