@@ -207,11 +207,8 @@ class Flusher:
     def _drain_locked(self) -> None:
         self._segments.check_files()
         messages = DRAIN_STEP * (len(self._buffer.pending) + 1) // max(self._buffer.estimated_bytes, 1) + 1
-        try:
+        with self._lifecycle.change:
             self._batches.write(self._buffer.oldest(messages), DRAIN_STEP)
-        except BaseException as error:
-            self._lifecycle.refuse_after(error)
-            raise
 
     def commit_and_reclaim(self, *, all_hints: bool = False) -> None:
         """Write hint files of sealed segments, sync what ``fsync_every`` has postponed, commit the index, and delete empty
