@@ -36,7 +36,11 @@ _FIRST = 2
 @click.command()
 @options.changed
 @click.option(
-    "--all", "everything", is_flag=True, help="Compact every segment with garbage, not only those that the GC policy names."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Compact every segment with garbage, not only those that the GC policy names. Where no record fits into a gap, up to "
+    "a fifth of a segment may stay garbage.",
 )
 @options.as_json
 def compact(store: options.StoreTarget, everything: bool, out: output.Output) -> None:
@@ -109,7 +113,7 @@ def _report(
 
 def _outcome(result: CollectionResult) -> str:
     is_unchanged = result.size_after == result.size_before and not result.written
-    return "skipped" if result.skipped else "nothing to gain" if is_unchanged else result.outcome
+    return "skipped" if result.skipped else "unchanged" if is_unchanged else result.outcome
 
 
 @click.command()
