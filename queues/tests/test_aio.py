@@ -448,3 +448,27 @@ async def test_vhost_of_configuration_file(tmp_path):
         assert jobs.blocking.options.max_attempts == 5
     with pytest.raises(ConfigError, match=r"no table \[vhosts.works\]"):
         await config.open("works")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_cancelled_flush_costs_others_nothing(begun, opened, jobs):
+    """Whoever ends a program cancels all tasks, also that of a flush for which others wait."""
+    await jobs.publish(b"1")
+    waits = asyncio.ensure_future(opened.flush())
+    await sleep(0)
+    if begun:
+        await sleep(0)
+    opened._next_flush and opened._next_flush.cancel()
+    await waits
+    await jobs.publish(b"2")
+    await opened.flush()
+    assert not opened.blocking.queue("jobs").is_changed
+
+
+async def test_cancelled_call_of_flush_is_cancelled(opened, jobs):
+    await jobs.publish(b"1")
+    waits = asyncio.ensure_future(opened.flush())
+    await sleep(0)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits

@@ -28,7 +28,10 @@ def test_unused_queue_is_deleted_with_its_messages(opened, clock):
     assert len(vhost.persistent) == 0
 
 
-@pytest.mark.parametrize("use", ["publish", "take", "ack", "nack", "unacked", "delayed", "consumer", "closed consumer"])
+USES = ["publish", "take", "ack", "nack", "unacked", "delayed", "consumer", "closed consumer", "browse", "stats", "declare"]
+
+
+@pytest.mark.parametrize("use", USES)
 def test_queue_in_use_is_not_deleted(use, vhost, clock):
     jobs = vhost.queue("jobs", expires="10s")
     jobs.publish(b"1")
@@ -43,6 +46,9 @@ def test_queue_in_use_is_not_deleted(use, vhost, clock):
         "ack": lambda: received.ack(),
         "nack": lambda: received.nack(),
         "closed consumer": lambda: consumer.close(),
+        "browse": lambda: jobs.browse(),
+        "stats": lambda: jobs.stats(),
+        "declare": lambda: vhost.queue("jobs"),
     }
     calls.get(use, lambda: None)()
     clock.passes(vhost, 9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from msgstore.contract import StoreIOError
@@ -117,3 +119,12 @@ def test_proxy_that_passes_all_calls_on_gets_whole_messages(tmp_path):
         jobs.backing.publish = published.append
         jobs.publish(b"1")
         assert [message.body for message in published] == [b"1"]
+
+
+def test_clock_that_is_set_back_delays_no_flush(opened, clock):
+    """Messages are confirmed by a clock that nobody sets."""
+    vhost, confirmed = opened(sync_interval=0.01), threading.Event()
+    clock.now -= 3600
+    vhost.queue("jobs").publish(b"1", on_confirm=confirmed.set)
+    clock.now -= 3600
+    assert confirmed.wait(30)

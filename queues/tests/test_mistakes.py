@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 
 import pytest
 
 from msgstore.contract import ConfigError, StoreClosed, StoreError, StoreIOError
-from msgstore_queues.directories import QUEUE_FILE, VHOST_FILE
+from msgstore_queues.directories import QUEUE_FILE, VHOST_FILE, queue_path
 from queues_support import open_on
 from support import HookedFiles, failing
 
@@ -112,3 +113,137 @@ def test_publish_of_what_is_no_message_is_refused(vhost):
         vhost.queue("jobs").publish(b"1", key=17)
     with pytest.raises(ValueError, match="to one queue at least"):
         vhost.publish(b"1", to=[])
+
+
+@pytest.mark.parametrize("name", ["", None, 5, "\udcff"])
+def test_name_that_no_queue_has_is_refused(name, vhost, tmp_path):
+    jobs = vhost.queue("jobs")
+    with pytest.raises(ConfigError, match="a name of a queue is text"):
+        vhost.queue(name)
+    with pytest.raises(ConfigError, match="queue 'others'"):
+        vhost.queue("others", dead_letter=name or "")
+    with pytest.raises(ConfigError, match="the name of a vhost is text, not int"):
+        open_on(tmp_path, name=5)
+    assert (vhost.queues(), jobs.closed) == (["jobs"], None)
+
+
+def test_name_of_delayed_messages_is_no_name_of_another_queue(opened, tmp_path):
+    vhost = opened()
+    with pytest.raises(ConfigError, match="delayed messages of another queue"):
+        vhost.queue("mail.delayed")
+    vhost.queue("mail").publish(b"1", delay=1000)
+    assert len(vhost.queue("mail.delayed")) == 0
+    assert opened().queues() == ["mail", "mail.delayed"]
+
+
+def test_brokers_queue_is_not_taken_for_delayed_messages(opened):
+    """Its directory has no file of msgstore."""
+    vhost = opened()
+    vhost.queue("mail").publish(b"1", delay=1000)
+    vhost.close()
+    path = queue_path(vhost.directory, "/", "mail.delayed")
+    (path / QUEUE_FILE).unlink()
+    vhost = opened()
+    mail = vhost.queue("mail")
+    with pytest.raises(ConfigError, match=r"'mail\.delayed' is a queue of the broker"):
+        mail.publish(b"2", delay=1)
+    assert len(vhost.queue("mail.delayed")) == 1
+
+
+@pytest.mark.parametrize("call", ["ack", "nack"])
+def test_message_of_another_queue_is_refused(call, vhost):
+    jobs, others = vhost.queue("jobs"), vhost.queue("others")
+    for one in (jobs, others):
+        one.publish(b"1")
+    received, _ = jobs.receive(), others.receive()
+    with pytest.raises(ValueError, match="taken from the queue 'jobs'"):
+        getattr(others, call)(received)
+    with pytest.raises(TypeError, match="each is an argument"):
+        getattr(jobs, call)([received])
+    assert (jobs.unacked, others.unacked, jobs.generation) == (1, 1, 0)
+
+
+def test_wrong_argument_costs_nobody_a_message(vhost):
+    """An error of the backing queue would read the queue again from disk."""
+    jobs = vhost.queue("jobs")
+    jobs.publish(b"1")
+    with pytest.raises(TypeError, match="int or None"):
+        jobs.set_memory_target("x")
+    with pytest.raises(TypeError, match="make_message"):
+        jobs.transact([b"2"], [])
+    with pytest.raises(TypeError, match="no message"):
+        jobs.transact([], [b"2"])
+    assert (len(jobs), jobs.generation) == (1, 0)
+
+
+def test_closed_vhost_deletes_nothing(opened):
+    vhost = opened()
+    vhost.queue("jobs").publish(b"1")
+    vhost.close()
+    with pytest.raises(StoreClosed):
+        vhost.delete("jobs")
+    assert len(opened().queue("jobs")) == 1
+
+
+def test_start_in_a_callback_is_refused(vhost):
+    jobs, raised = vhost.queue("jobs"), []
+
+    def start():
+        with pytest.raises(RuntimeError, match="in a callback") as info:
+            vhost.start()
+        raised.append(info)
+
+    jobs.publish(b"1", on_confirm=start)
+    vhost.flush()
+    assert len(raised) == 1
+
+
+def test_queue_that_has_dead_letters_keeps_its_options(vhost):
+    jobs = vhost.queue("jobs", dead_letter="failed")
+    jobs.publish(b"1")
+    jobs.receive().nack(requeue=False)
+    for options in ({"backing": {"use": "priority", "levels": 3}}, {"durable": False}, {"index": "v1"}):
+        with pytest.raises(ConfigError, match="the directory has"):
+            vhost.queue("failed", **options)
+    with pytest.raises(ConfigError, match="is in use with other options"):
+        vhost.queue("failed", backing={"use": "variable", "memory": 5})
+    assert vhost.queue("failed", max_length=5).take().body == b"1"
+
+
+def test_queue_named_before_it_is_declared_has_its_options(vhost):
+    vhost.queue("jobs", dead_letter="failed")
+    failed = vhost.queue("failed", backing={"use": "priority", "levels": 3})
+    failed.publish(b"usual")
+    failed.publish(b"urgent", properties={"priority": 2})
+    assert failed.take().body == b"urgent"
+
+
+def test_dead_letter_has_the_time_to_live_of_its_queue(vhost, clock):
+    jobs = vhost.queue("jobs", dead_letter="failed")
+    failed = vhost.queue("failed", message_ttl=10)
+    jobs.publish(b"1")
+    jobs.receive().nack(requeue=False)
+    clock.passes(vhost, 11)
+    assert failed.take() is None
+
+
+def test_other_directories_are_left_alone(opened, caplog):
+    """Not read as queues, and not deleted as those whose making a crash has ended."""
+    vhost = opened()
+    vhost.queue("jobs").publish(b"old")
+    vhost.close()
+    path = queue_path(vhost.directory, "/", "jobs")
+    for copy in (path.with_name(path.name + ".bak"), path.with_name("ABC")):
+        shutil.copytree(path, copy)
+    (path.parent / "notes").mkdir()
+    (path.parent / "notes.txt").write_text("x")
+    (path.parent / "XYZ").mkdir()
+    vhost = opened()
+    jobs = vhost.queue("jobs")
+    jobs.publish(b"new")
+    vhost.close()
+    assert sorted(one.name for one in path.parent.iterdir()) == sorted(
+        [path.name, path.name + ".bak", "ABC", "notes", "notes.txt"]
+    )
+    assert caplog.text.count("is left alone") == 4
+    assert [message.body for message in opened().queue("jobs").browse()] == [b"old", b"new"]

@@ -129,9 +129,17 @@ class VHost:
 
     async def flush(self) -> None:
         """As :meth:`msgstore_queues.VHost.flush`. One flush serves all tasks that wait for it."""
-        if self._next_flush is None:
-            self._next_flush = asyncio.create_task(self._flush())
-        await asyncio.shield(self._next_flush)
+        while True:
+            if self._next_flush is None or self._next_flush.done():
+                self._next_flush = asyncio.create_task(self._flush())
+            flush = self._next_flush
+            try:
+                return await asyncio.shield(flush)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not flush.cancelled() or (task is not None and task.cancelling()):
+                    raise
+                # Somebody has cancelled the flush, and not this call: it goes on with another one.
 
     async def _flush(self) -> None:
         async with self._flush_turn:

@@ -12,7 +12,6 @@ import attrs
 from msgstore.contract import MsgStoreError
 from msgstore_queues.contract import Delivery, Message
 from msgstore_queues.delivering import DeliveringQueue
-from msgstore_queues.errors import QueueFailed
 from msgstore_queues.keys import KEY
 from msgstore_queues.message import NO_PROPERTIES, time_us
 from msgstore_queues.queue_state import OnConfirm, OnLost, deadline_of
@@ -139,7 +138,7 @@ class BaseQueue(DeliveringQueue):
                                 other.keys.forget([position])
             except Exception as error:
                 if on_lost is not None:
-                    on_lost(error if isinstance(error, MsgStoreError) else QueueFailed(f"{self}: {error!r}"))
+                    on_lost(self.as_lost(error))
                 raise
             if self._watchers:
                 self._call_watchers()
@@ -177,17 +176,22 @@ class BaseQueue(DeliveringQueue):
         needs no room."""
         size, dropped = len(message.body), list[Delivery]()
         with self.guard:
-            with self.lock:
-                if self._is_shut_down or self.closed is not None:
-                    self._refuse()
-                generation = self.generation
-                if key is None or not self.is_duplicate(key, message, on_confirm, on_lost):
-                    if self._has_limits and self._is_over(size):
-                        if self.options.overflow != "drop-head":
-                            return False
-                        while self._is_over(size) and (delivery := self._fetch()) is not None:
-                            dropped.append(delivery)
-                    self._append(message, on_confirm, on_lost)
+            try:
+                with self.lock:
+                    if self._is_shut_down or self.closed is not None:
+                        self._refuse()
+                    generation = self.generation
+                    if key is None or not self.is_duplicate(key, message, on_confirm, on_lost):
+                        if self._has_limits and self._is_over(size):
+                            if self.options.overflow != "drop-head":
+                                return False
+                            while self._is_over(size) and (delivery := self._fetch()) is not None:
+                                dropped.append(delivery)
+                        self._append(message, on_confirm, on_lost)
+            except (OSError, MsgStoreError):
+                if dropped:  # they make no room: the message is not there
+                    self.return_to_places([one.position for one in dropped], generation, is_counted=False)
+                raise
             if self._watchers:
                 self._call_watchers()
             self._bury_all(dropped, "maxlen", generation)

@@ -15,12 +15,11 @@ import attrs
 from msgstore.contract import MsgStoreError
 from msgstore_queues.base_queue import BaseQueue
 from msgstore_queues.contract import Message
+from msgstore_queues.delivering import RETRY_SECONDS
 from msgstore_queues.message import whole_header, with_headers
 from msgstore_queues.queue_state import OnConfirm, OnLost
 
 SUFFIX = ".delayed"
-_RETRY_SECONDS = 1.0
-"""Pause before a message that its queue has lost is published again."""
 _EXPIRY = "x-msgstore-expiry-us"
 """Header: when the message expires, while its entry has the due time."""
 
@@ -74,9 +73,9 @@ class Delays:
                         self._push(due_us, position, message, generation)
                         if instead_of is not None:
                             self._queue.keys.forget([instead_of])
-            except MsgStoreError as error:
+            except Exception as error:
                 if on_lost is not None:
-                    on_lost(error)
+                    on_lost(self._holder.as_lost(error))
                 raise
             vhost.wake_at(due_us / 1e6)
             vhost.note_change(0)
@@ -110,7 +109,7 @@ class Delays:
         copy = attrs.evolve(message, msg_id=self._holder.vhost.next_id(), expiry_us=_own_expiry_us(message))
 
         def hold_again(_: MsgStoreError) -> None:
-            due_us = int((time.time() + _RETRY_SECONDS) * 1e6)
+            due_us = int((time.time() + RETRY_SECONDS) * 1e6)
             self._push(due_us, position, message, generation)
             self._holder.vhost.wake_at(due_us / 1e6)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from queue import Empty
 
 from msgstore.contract import MsgStoreError
@@ -14,6 +14,9 @@ from msgstore_queues.message import ATTEMPTS, Received, death, time_us, with_hea
 from msgstore_queues.queue_state import HeldBack, OnConfirm, OnLost, QueueState, Taker, deadline_of
 
 log = logging.getLogger("msgstore.queues")
+
+RETRY_SECONDS = 1.0
+"""Pause before what a failure has left undone is tried again."""
 
 
 class DeliveringQueue(QueueState):
@@ -30,7 +33,7 @@ class DeliveringQueue(QueueState):
         """Take the first message, or return None if there is none. ``owner``: who calls ``task_done`` for it. Raises ShutDown
         after ``shutdown(immediate=True)``, and for a consumer that is closed. For :class:`Consumer` and the asyncio API."""
         expired: list[Delivery] = []
-        received = None
+        received, failure = None, None
         try:
             with self.lock:
                 if self.closed is not None or self._is_stopped or (consumer is not None and consumer.is_closed):
@@ -38,25 +41,31 @@ class DeliveringQueue(QueueState):
                 generation = self.generation
                 if self.options.expires is not None:
                     self.used_at = time.time()
-                while (delivery := self._fetch() if self.keys.positions else self.backing.fetch()) is not None:
-                    position, message, is_redelivered = delivery
-                    if message.expiry_us and message.expiry_us <= time.time() * 1e6:
-                        expired.append(delivery)
-                        continue
-                    received = Received(self, position, message, is_redelivered, generation)
-                    if is_redelivered:
-                        self.counts["redelivered"] += 1
-                    self._out[position] = consumer
-                    if consumer is not None:
-                        consumer.unacked[position] = received
-                    elif owner is not None:
-                        self._taken.append((owner, received))
-                    break
+                try:
+                    while (delivery := self._fetch() if self.keys.positions else self.backing.fetch()) is not None:
+                        position, message, is_redelivered = delivery
+                        if message.expiry_us and message.expiry_us <= time.time() * 1e6:
+                            expired.append(delivery)
+                            continue
+                        received = Received(self, position, message, is_redelivered, generation)
+                        if is_redelivered:
+                            self.counts["redelivered"] += 1
+                        self._out[position] = consumer
+                        if consumer is not None:
+                            consumer.unacked[position] = received
+                        elif owner is not None:
+                            self._taken.append((owner, received))
+                        break
+                except (OSError, MsgStoreError) as error:
+                    failure = error  # those that have expired before it are taken, and are buried first
                 if self._has_limits:
                     self._note_room(len(expired) + 1)
             if self._watchers and (self._has_limits or expired):
                 self._call_watchers()
-            if expired and (failure := self._bury_all(expired, "expired", generation)) is not None and received is None:
+            if expired:
+                failure_of_target = self._bury_all(expired, "expired", generation)
+                failure = failure or failure_of_target
+            if failure is not None and received is None:
                 raise failure
         except BaseException:
             with self.guard:  # which does nothing for a change that succeeds
@@ -95,14 +104,24 @@ class DeliveringQueue(QueueState):
             self._not_full.notify_all()  # the first publisher may have a message that is too large, and the next a small one
 
     def ack(self, *messages: Received) -> None:
-        """Say that messages are done with. Those that are not unacked any more are passed over."""
+        """Say that messages are done with. Those that are not unacked any more are passed over. Raises TypeError, ValueError
+        (a message of another queue), StoreClosed, StoreIOError."""
+        self._check_own(messages)
+        self.acknowledge(messages)
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """As ``ack``, for messages of this queue."""
         try:
             with self.lock:
                 if self.closed is not None:
                     self._refuse()
                 was_changed = self.is_changed
                 positions = self._let_go(messages)
-                self.backing.ack(positions)
+                try:
+                    self.backing.ack(positions)
+                except (OSError, MsgStoreError):
+                    self._keep_unacked(positions)
+                    raise
                 self._note_settled(positions)
             if self._watchers or not was_changed or self._flush_above < 0:
                 self._announce_settled(was_changed=was_changed)
@@ -129,6 +148,23 @@ class DeliveringQueue(QueueState):
         if not was_changed or self._flush_above < 0:
             self.vhost.note_change(0)
 
+    def _check_own(self, messages: Sequence[Received]) -> None:
+        """Raise an error for an argument that is no message of this queue."""
+        for received in messages:
+            if not isinstance(received, Received):
+                raise TypeError(f"{self}: {type(received).__name__} is no message that was taken; each is an argument")
+            if received.queue is not self:
+                raise ValueError(f"{self}: the message was taken from the {received.queue}")
+
+    def _keep_unacked(self, positions: Iterable[int]) -> set[int]:
+        """A change of these messages has failed: whoever has one may try again. Return those that are still unacked. Caller
+        holds the lock."""
+        unacked = set[int]()
+        self.backing.fold_acks(lambda position, _: unacked.add(position))
+        unacked.intersection_update(positions)
+        self._out.update(dict.fromkeys(unacked))
+        return unacked
+
     def _let_go(self, messages: Sequence[Received]) -> list[int]:
         """Take unacked messages from their consumers. Return the positions of those that one had. Caller holds the lock."""
         known = []
@@ -139,6 +175,8 @@ class DeliveringQueue(QueueState):
                 if (consumer := self._out.pop(position)) is not None:
                     del consumer.unacked[position]
                     consumer.has_room.notify()
+        if self._unreturned:
+            self._unreturned.difference_update(known)
         return known
 
     def _note_settled(self, positions: list[int]) -> None:
@@ -160,6 +198,7 @@ class DeliveringQueue(QueueState):
         if delay is not None:
             delay = float(delay)
             time_us(delay, "delay")  # raises before anything is changed
+        self._check_own(messages)
         with self.guard:
             with self.lock:
                 if self.closed is not None:
@@ -199,14 +238,19 @@ class DeliveringQueue(QueueState):
 
     def return_to_places(self, positions: list[int], generation: int, *, is_counted: bool) -> None:
         """Make unacked messages ready again. ``is_counted``: each counts as an attempt. Those of an earlier ``generation`` are
-        ready already."""
+        ready already. Raises StoreIOError: then the thread of the vhost tries again."""
         with self.guard:
             with self.lock:
                 if self.closed is not None:
                     self._refuse()
                 if generation != self.generation:
                     return
-                self.backing.requeue(positions)
+                try:
+                    self.backing.requeue(positions)
+                except (OSError, MsgStoreError):
+                    self._unreturned |= self._keep_unacked(positions)
+                    self.vhost.wake_at(time.time() + RETRY_SECONDS)
+                    raise
                 if is_counted:
                     for position in positions:
                         self._returns[position] = self._returns.get(position, 0) + 1
@@ -214,6 +258,16 @@ class DeliveringQueue(QueueState):
                 self._not_empty.notify(len(positions))
             if self._watchers:
                 self._call_watchers()
+
+    def return_again(self) -> None:
+        """Make messages ready that a failure has left unacked. Raises as ``return_to_places``."""
+        with self.lock:
+            positions, generation = list(self._unreturned), self.generation
+            self._unreturned.clear()
+            for position in positions:
+                del self._out[position]
+        if positions:
+            self.return_to_places(positions, generation, is_counted=False)
 
     def returns(self, position: int) -> int:
         """Return how often the message at a position came back in this run."""
@@ -246,7 +300,10 @@ class DeliveringQueue(QueueState):
             if generation == self.generation:
                 self.keys.forget([position])
         letter = with_headers(message, self.vhost.next_id(), death(message, self.name, reason), expiry_us=0)
-        self.vhost.target(target).add(letter, *self._when_moved(position, message, generation))
+        confirmed, lost = self._when_moved(position, message, generation)
+        with self._losing(lost):
+            other = self.vhost.target(target)
+        other.add(other.limited(letter), confirmed, lost)
         self.counts["dead_lettered"] += 1
 
     def _bury_all(self, deliveries: Sequence[Delivery], reason: str, generation: int) -> MsgStoreError | None:
@@ -264,7 +321,9 @@ class DeliveringQueue(QueueState):
         position, message, _ = delivery
         copy = with_headers(message, self.vhost.next_id(), {ATTEMPTS: attempts}, expiry_us=message.expiry_us)
         confirmed, lost = self._when_moved(position, message, generation)
-        self._delayed().add(copy, time_us(delay, "delay"), confirmed, lost, instead_of=position)
+        with self._losing(lost):
+            delays = self._delayed()
+        delays.add(copy, time_us(delay, "delay"), confirmed, lost, instead_of=position)
 
     def _when_moved(self, position: int, message: Message, generation: int) -> tuple[OnConfirm, OnLost]:
         """Return the callbacks of a copy in another queue: it is confirmed, or lost, and then the message is ready again."""
@@ -276,6 +335,15 @@ class DeliveringQueue(QueueState):
             self.return_to_places([position], generation, is_counted=False)
 
         return lambda: self.settle([position], generation), lost
+
+    @contextmanager
+    def _losing(self, on_lost: OnLost) -> Iterator[None]:
+        """Call ``on_lost`` if the block, which gets the queue that a message moves to, fails."""
+        try:
+            yield
+        except Exception as error:
+            on_lost(self.as_lost(error))
+            raise
 
     def _delayed(self) -> HeldBack:
         return self.vhost.delays_of(self) if self.delays is None else self.delays

@@ -19,6 +19,7 @@ priority as a byte.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ def _plain(value: object) -> object:
 
 
 def vhost_path(path: Path, name: str) -> Path:
-    """Return the directory of a vhost below the directory of all."""
+    """Return the directory of a vhost below the directory of all. Raises ConfigError."""
+    if not isinstance(name, str):
+        raise ConfigError(f"the name of a vhost is text, not {type(name).__name__}")
     return path / "msg_stores" / "vhosts" / vhost_directory(name.encode())
 
 
@@ -116,6 +119,25 @@ def segment_entries(files: Files, directory: Path) -> int | None:
         return read_segment_entries(files.read_file(directory / ".config"))
     except FileNotFoundError:
         return None
+
+
+def check_queue_name(name: object, where: str) -> None:
+    """Raise ConfigError for what is no name of a queue."""
+    try:
+        if not isinstance(name, str) or not name.encode():
+            raise ConfigError(f"{where}: a name of a queue is text with at least one character")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: a name of a queue is text that UTF-8 has") from None
+
+
+def is_hash(path: Path) -> bool:
+    """Return True for a directory with such a name as those of queues have."""
+    return re.fullmatch("[0-9A-Z]{1,25}", path.name) is not None and path.is_dir()
+
+
+def sub_queue_path(vhost: Path, vhost_name: str, queue: Remembered) -> Path:
+    """Return the directory of a queue, or of a sub-queue."""
+    return vhost / QUEUES / queue_directory(vhost_name.encode(), queue.full_name)
 
 
 def queue_path(vhost: Path, vhost_name: str, name: str) -> Path:

@@ -179,6 +179,10 @@ class Dispatcher:
                     _log.warning(what, self._directory, CLOSE_TIMEOUT_SECONDS)
             self._thread = None  # last: after an interrupt the next call does the same
 
+    def disown(self) -> None:
+        """In a child process, right after a fork, which has no thread of this object."""
+        self._thread = None
+
     def _run(self) -> None:
         while (event := self._waiting.get()) is not None:
             for observer in self._by_class[type(event)]:

@@ -1,4 +1,4 @@
-"""What a queue does by the clock: publish delayed messages, and end when nobody uses it."""
+"""What a queue does by the clock: make up for failures, publish delayed messages, and end when nobody uses it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from msgstore_queues.base_queue import BaseQueue
 
 
 def do_what_is_due(queue: BaseQueue) -> list[float]:
-    """Publish delayed messages, and delete the queue if it has expired. Return the times at which to look again."""
+    """Return messages to their places that a failure has kept from them, publish delayed ones, and delete the queue if it has
+    expired. Return the times at which to look again."""
     times = list[float | None]()
     with suppress(StoreClosed):  # the queue was deleted meanwhile
+        queue.return_again()
         if queue.delays is not None:
             times.append(queue.delays.release())
         if queue.options.expires is not None:

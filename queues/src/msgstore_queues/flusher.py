@@ -59,9 +59,9 @@ class Flusher:
         self._clock = Condition(self._clock_lock)
         """One thread waits. It is woken by ``notify_all``: after an interrupted ``notify`` the next one may wake nobody."""
         self._flush_at: float | None = None
-        """Time of the next flush by the clock; None if nothing has changed."""
+        """Time of the next flush by the monotonic clock; None if nothing has changed."""
         self._due_at: float | None = None
-        """Time at which the next delayed message may be due."""
+        """Time at which the next delayed message may be due, in seconds since the epoch."""
         self._is_stopping = False
         self._thread = Thread(target=self._run, name=f"msgstore-queues {directory.name}", daemon=True)
 
@@ -184,7 +184,7 @@ class Flusher:
 
     def _flush_later(self, seconds: float) -> None:
         with self._clock_lock:
-            self._flush_at = time.time() + seconds
+            self._flush_at = time.monotonic() + seconds
             self._clock.notify_all()
 
     def is_flush_due(self, unwritten: int) -> bool:
@@ -222,6 +222,12 @@ class Flusher:
             self._is_stopping = True
             self._clock.notify_all()
 
+    def disown(self) -> None:
+        """In a child process, right after a fork, which has no thread of this object."""
+        self._thread_of_flush = 0
+        for lock in (self.lock, self._clock_lock):
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
+
     def join(self) -> None:
         """Wait until the thread has ended, after ``stop``. Caller holds no lock."""
         if self._thread.ident not in (None, get_ident()):
@@ -244,8 +250,10 @@ class Flusher:
         """Wait until there is something to do. Return False when the vhost ends."""
         with self._clock_lock:
             while not self._is_stopping:
-                times = [at for at in (self._flush_at, self._due_at) if at is not None]
-                left = min(times) - time.time() if times else None
+                left = None if self._flush_at is None else self._flush_at - time.monotonic()
+                if self._due_at is not None:
+                    until_due = self._due_at - time.time()
+                    left = until_due if left is None else min(left, until_due)
                 if left is not None and left <= 0:
                     return True
                 self._clock.wait(left)

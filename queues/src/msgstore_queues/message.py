@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ class TakenFrom(Protocol):
 
     options: QueueOptions
 
-    def ack(self, *messages: Received) -> None: ...
+    def acknowledge(self, messages: Sequence[Received]) -> None: ...
 
     def nack(self, *messages: Received, requeue: bool = True, delay: float | None = None) -> None: ...
 
@@ -75,7 +75,7 @@ class Received:
     def ack(self) -> None:
         """Say that the message is done with. It is gone when the next flush has written that; before, a crash delivers it
         again. A second call does nothing."""
-        self.queue.ack(self)
+        self.queue.acknowledge((self,))
 
     def nack(self, *, requeue: bool = True, delay: float | None = None) -> None:
         """Give the message back: to its place in the queue, or after ``delay`` seconds (by default the ``retry_delay`` of the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,13 +20,18 @@ from msgstore_queues.directories import Remembered
 from msgstore_queues.options import QueueOptions, VHostOptions
 from rabbitmq_files.names import split_sub_queue
 
+log = logging.getLogger("msgstore.queues")
+
 
 def find_queues(files: Files, directory: Path, vhost: str) -> list[tuple[Path, Remembered]]:
-    """Return the directories of durable queues, and remove those of others. Their backing queues open the sub-queues."""
+    """Return the directories of durable queues, and remove those of others. Their backing queues open the sub-queues. What has
+    not the name of a queue's directory, such as a copy, is left alone."""
     queues, sub_queues = dict[str, tuple[Path, Remembered]](), dict[str, Remembered]()
     for path in sorted((directory / directories.QUEUES).iterdir()):
-        found = directories.read_queue_directory(files, path)
-        if found is None or not found.durable:
+        found = directories.read_queue_directory(files, path) if directories.is_hash(path) else None
+        if not directories.is_hash(path) or (found and path != directories.sub_queue_path(directory, vhost, found)):
+            log.warning("%s: is not the directory of a queue of this vhost, and is left alone", path)
+        elif found is None or not found.durable:
             files.remove_tree(path)
         elif found.level is None:
             queues[found.name] = path, found

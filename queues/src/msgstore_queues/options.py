@@ -18,6 +18,11 @@ Restart = Literal["continue", "stop"]
 Damaged = Literal["stop", "skip"]
 
 
+def _check_name(_: object, __: object, name: str | None) -> None:
+    if name is not None and not name.encode():  # which raises ValueError for what UTF-8 does not have
+        raise ValueError("dead_letter: a name of a queue has at least one character")
+
+
 @attrs.frozen(kw_only=True)
 class QueueOptions:
     """How one queue works. What is remembered in its directory: ``backing``, ``index`` and ``durable``."""
@@ -35,8 +40,8 @@ class QueueOptions:
     message_ttl: Duration | None = None
     """Messages that wait longer are dropped, or dead-lettered, when they come to the head of the queue."""
     expires: Duration | None = attrs.field(default=None, validator=optional(gt(Duration(0))))
-    """The queue is deleted with its messages when nobody has used it for this time: no call, no consumer, and no unacked or
-    delayed message. The time begins anew when the vhost opens."""
+    """The queue is deleted with its messages when nobody has used it for this time: no call but for its length, no consumer,
+    and no unacked or delayed message. The time begins anew when the vhost opens."""
     deduplicate: bool = False
     """True: keys of ``publish`` are known again after a restart. All messages are read once for that when the queue is
     declared."""
@@ -46,8 +51,9 @@ class QueueOptions:
     """Bytes of the bodies of ready messages that the queue holds at most."""
     overflow: Overflow = attrs.field(default="block", validator=in_(("block", "reject", "drop-head")))
     """What a publish does at these limits: wait, raise :class:`queue.Full`, or drop or dead-letter the first message."""
-    dead_letter: str | None = None
-    """Queue of the same vhost that receives rejected, expired and dropped messages. It is made if it is not there."""
+    dead_letter: str | None = attrs.field(default=None, validator=_check_name)
+    """Queue of the same vhost that receives rejected, expired and dropped messages. It is made for the first of them if it is
+    not there, and takes them also if it is full."""
     max_attempts: int | None = attrs.field(default=None, validator=optional(ge(1)))
     """Deliveries of a message, each of which ended in ``nack``, before it is dead-lettered, or dropped."""
     retry_delay: Duration = Duration(0)

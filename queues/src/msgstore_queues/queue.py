@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
+from msgstore.contract import MsgStoreError
 from msgstore_queues.base_queue import BaseQueue
 from msgstore_queues.consumer import Consumer
 from msgstore_queues.contract import BrowsableQueue, Message, TransactionalQueue
@@ -36,7 +37,11 @@ class Queue(BaseQueue):
         on_lost: OnLost | None = None,
     ) -> None:
         """Publish messages, from ``make_message``, and acknowledge others: a crash leaves all of it, or nothing. Limits and
-        keys do not count. Raises RuntimeError if the backing queue has no transactions, ShutDown, StoreClosed."""
+        keys do not count. Raises RuntimeError if the backing queue has no transactions, TypeError, ValueError, ShutDown,
+        StoreClosed."""
+        self._check_own(acks)
+        if not all(isinstance(message, Message) for message in messages):
+            raise TypeError(f"{self}: each message is one of make_message()")
         if not isinstance(self.backing, TransactionalQueue):
             raise RuntimeError(f"{self}: the backing queue has no transactions")  # noqa: TRY004 - no argument is wrong
         with self.guard:
@@ -44,7 +49,11 @@ class Queue(BaseQueue):
                 if self._is_shut_down or self.closed is not None:
                     self._refuse()
                 known = self._let_go(acks)
-                positions = self.backing.transact(messages, known)
+                try:
+                    positions = self.backing.transact(messages, known)
+                except (OSError, MsgStoreError):
+                    self._keep_unacked(known)
+                    raise
                 for position, message in zip(positions, messages, strict=True):
                     self.keys.note(position, message)
                 self.confirm_later(on_confirm, on_lost)
@@ -60,6 +69,7 @@ class Queue(BaseQueue):
         with self.reading, self.lock:
             if self.closed is not None:
                 self._refuse()
+            self.note_use()
             if isinstance(self.backing, BrowsableQueue):
                 return [message for _, message in self.backing.browse(first, count)]
             found: list[Message] = []
@@ -75,6 +85,7 @@ class Queue(BaseQueue):
     def stats(self) -> Mapping[str, object]:
         """Return figures: messages, bytes, unacked ones, and those of the backing queue."""
         with self.reading, self.lock:
+            self.note_use()
             return {
                 "name": self.name, "messages": len(self.backing), "body_bytes": self.backing.body_bytes,
                 "unacked": self.backing.unacked, "consumers": len(self._consumers), **self.backing.info(),

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from threading import Condition, Lock
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 from msgstore.contract import MsgStoreError
 from msgstore_queues.contract import BackingQueue, BodiesQueue, Message
+from msgstore_queues.errors import QueueFailed
 from msgstore_queues.keys import Keys
 from msgstore_queues.message import Received
 from msgstore_queues.options import QueueOptions
@@ -76,6 +77,8 @@ class Host(Protocol):
 class Target(Protocol):
     """Another queue, to which messages move."""
 
+    def limited(self, message: Message) -> Message: ...
+
     def add(self, message: Message, on_confirm: OnConfirm | None = None, on_lost: OnLost | None = None) -> None: ...
 
 
@@ -132,6 +135,8 @@ class QueueState:
         """Numbers since the vhost was opened, for observers."""
         self._out: dict[int, Taker | None] = {}
         """Positions of unacked messages that somebody may acknowledge, and their consumers."""
+        self._unreturned = set[int]()
+        """Those of them that nobody has, because a failure has kept them from their places."""
         self._returns: dict[int, int] = {}
         """How often a message at a position came back in this run."""
         self._taken: list[tuple[object, Received]] = []
@@ -144,6 +149,11 @@ class QueueState:
         self.delays: HeldBack | None = None
         self.holds_for: HeldBack | None = None
         """The delayed messages of another queue, which are in this one."""
+
+    def note_use(self) -> Self:
+        """Note that somebody uses the queue: see ``expires``."""
+        self.used_at = time.time()
+        return self
 
     def declare(self, options: QueueOptions) -> None:
         """Take the options of whoever declares the queue."""
@@ -170,6 +180,10 @@ class QueueState:
         """Read the keys of all messages. Caller holds the lock."""
         self.backing.fold(self.keys.note)
         self.backing.fold_acks(self.keys.note)
+
+    def as_lost(self, error: Exception) -> MsgStoreError:
+        """Return an error of a change as callbacks of a lost confirm take it."""
+        return error if isinstance(error, MsgStoreError) else QueueFailed(f"{self}: {error!r}")
 
     def confirm_later(self, on_confirm: OnConfirm | None, on_lost: OnLost | None) -> None:
         """Let the flush that confirms all messages until now call ``on_confirm``. Caller holds the lock."""
@@ -204,13 +218,16 @@ class QueueState:
         self.vhost.flush()
 
     def set_memory_target(self, messages: int | None) -> None:
-        """Keep the bodies of about this many ready messages in memory. 0: as few as possible. None: all."""
+        """Keep the bodies of about this many ready messages in memory. 0: as few as possible. None: all. Raises TypeError."""
+        if messages is not None and not isinstance(messages, int):
+            raise TypeError(f"{self}: a number of messages is an int or None, not {type(messages).__name__}")
         with self.guard:
             with self.lock:
                 if self.closed is not None:
                     self._refuse()
                 self.backing.set_memory_target(messages)
                 self.is_changed = True
+                self.note_use()
             self.vhost.note_change(0)
 
     def watch(self, call: Callable[[], object]) -> None:
@@ -263,12 +280,18 @@ class QueueState:
         if had_keys or self.options.deduplicate:
             self._read_keys()
         self._out.clear()
+        self._unreturned.clear()
         self._returns.clear()
         for consumer in self._consumers:
             consumer.unacked.clear()
         self._wake_all()
         if self.holds_for is not None:
             self.holds_for.read()
+
+    def disown(self, error: MsgStoreError) -> None:
+        """In a child process, right after a fork: let every call raise ``error``. Waits for no lock."""
+        self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
+        self.closed = error
 
     def stop(self, error: MsgStoreError) -> None:
         """Let every call raise ``error``, until ``renew`` is called. Caller holds the lock."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import attrs
 
 import msgstore
+from msgstore import forking
 from msgstore.contract import ConfigError, MsgStoreError, StoreClosed, StoreIOError
 from msgstore.files import Files
 from msgstore.option_values import structure
@@ -60,8 +62,6 @@ class VHost(VHostFiles):
 
     flush: Callable[[], None]
     """As :meth:`Flusher.flush`: wait until everything so far is confirmed."""
-    start: Callable[[], None]
-    """As :meth:`Supervisor.start`: open a vhost that is down. Raises VHostDown if that fails."""
     release_due: Callable[[], None]
     note_change: Callable[[int], None]
     wake_at: Callable[[float], None]
@@ -86,13 +86,14 @@ class VHost(VHostFiles):
         self.next_id = make_id()
         self.closed: MsgStoreError | None = None
         """Raised by every call, once the vhost is closed, or while it is down."""
+        self._is_disowned = False
+        """True in a process that was forked from that of the vhost."""
         self._lock = Lock()
         """Guards the dictionaries of queues. Taken before the lock of a queue."""
         self._delays_lock = Lock()
         """Held while the delayed messages of a queue are read."""
         self._progress = progress
         self._supervisor = Supervisor(self, options.restart, catalogue, self._events, Restarts(clock))
-        self.start = self._supervisor.start
         self.guard = Guard(self, self._supervisor)
         self._flush_guard = Guard(self, self._supervisor, ends_flush=True)
         self._flusher = Flusher(
@@ -115,6 +116,7 @@ class VHost(VHostFiles):
             for queue in options.queues:
                 self.queue(queue)
             self._flusher.start()
+            forking.watch(self)
             self._events.publish(
                 VHostOpenedEvent, is_clean=is_clean, seconds=time.perf_counter() - begin, queues=len(self._backings),
                 messages=sum(len(backing) for backing, _ in self._backings.values()), statistics=self.statistics,
@@ -181,12 +183,19 @@ class VHost(VHostFiles):
 
     def _queue(self, name: str, options: Mapping[str, Any], *, is_declared: bool) -> Queue:
         self._check_open()
+        where = f"{self._where} queue {name!r}"
+        directories.check_queue_name(name, where)
+        if is_declared and name.endswith(SUFFIX) and name not in self._backings:
+            raise ConfigError(f"{where}: the name is that of the delayed messages of another queue. Choose another ending.")
+        return self._use(name, options, where, is_declared=is_declared)
+
+    def _use(self, name: str, options: Mapping[str, Any], where: str, *, is_declared: bool) -> Queue:
+        """As ``_queue``, for any name."""
         if name in self._queues and self._queues[name].closed is not None:
             self._supervisor.retry_queue(self._queues[name])
         with self.guard, self._lock:
             if name in self._queues and not options and (self._queues[name].is_declared or not is_declared):
-                return self._queues[name]
-            where = f"{self._where} queue {name!r}"
+                return self._queues[name].note_use()
             table = {**self.options.defaults, **self.options.queues.get(name, {}), **options}
             wanted = structure(QueueOptions, table, where, self._base)
             if not wanted.index.named:
@@ -194,7 +203,8 @@ class VHost(VHostFiles):
                 wanted = attrs.evolve(wanted, index=attrs.evolve(wanted.index, name=index))
             if name in self._queues:
                 queue = self._queues[name]
-                if queue.options != wanted and queue.is_declared:
+                is_other = queue.options != wanted and queue.is_declared
+                if is_other or self._check_same(name, wanted, where) != self._backings[name][1]:
                     raise ConfigError(f"{where}: is in use with other options: {queue.options}")
                 queue.declare(wanted)
                 if wanted.expires is not None:
@@ -205,9 +215,7 @@ class VHost(VHostFiles):
         self._events.publish(QueueDeclaredEvent, queue=name, messages=len(queue))
         if wanted.expires is not None:
             self.wake_at(time.time() + wanted.expires)
-        if wanted.dead_letter is not None:
-            self.target(wanted.dead_letter)
-        if not name.endswith(SUFFIX) and name + SUFFIX in self._backings:
+        if not name.endswith(SUFFIX) and self._is_own(name + SUFFIX):
             self.delays_of(queue)
         return queue
 
@@ -227,6 +235,7 @@ class VHost(VHostFiles):
         """Delete a queue with all its messages. Raises ConfigError if there is none."""
         self._flusher.refuse_in_callback("delete")
         with self.guard, self._flusher.lock, self._lock:
+            self._check_open()
             if name not in self._backings:
                 raise ConfigError(f"{self._where}: there is no queue {name!r}. Queues: {', '.join(self._backings) or 'none'}")
             if name in self._queues:
@@ -252,22 +261,6 @@ class VHost(VHostFiles):
         self._events.publish(QueueDeletedEvent, queue=queue.name)
         return None
 
-    def _delete(self, name: str) -> list[tuple[Queue, list[OnLost]]]:
-        """Delete a queue that has ended, and before it its delayed messages. Return what to call for messages that will not be
-        confirmed. Caller holds the locks."""
-        lost = []
-        for one in (name + SUFFIX, name):
-            if one in self._backings:
-                if (queue := self._queues.pop(one, None)) is not None:
-                    if queue.closed is None:
-                        queue.end(StoreClosed(f"{queue}: was deleted"))
-                    with queue.lock:
-                        lost.append((queue, queue.forget_confirms()))
-                backing, _ = self._backings.pop(one)
-                backing.delete_and_terminate()
-                self._files.remove_tree(directories.queue_path(self.directory, self.name, one))
-        return lost
-
     def _tell_deleted(self, deleted: Sequence[tuple[Queue, list[OnLost]]]) -> None:
         """Caller holds no lock."""
         for queue, calls in deleted:
@@ -276,7 +269,11 @@ class VHost(VHostFiles):
     def delays_of(self, queue: BaseQueue) -> HeldBack:
         """Return the delayed messages of a queue. Two threads that need them get the same object."""
         options = {"durable": queue.options.durable, "expires": None, "deduplicate": False}
-        holder = self._queue(queue.name + SUFFIX, options, is_declared=True)
+        name = queue.name + SUFFIX
+        if name in self._backings and not self._is_own(name):
+            where = f"{self._where} queue {queue.name!r}"
+            raise ConfigError(f"{where}: no message can be delayed, because {name!r} is a queue of the broker")
+        holder = self._use(name, options, f"{self._where} queue {name!r}", is_declared=True)
         with self._delays_lock:
             if queue.delays is None:
                 queue.delays = Delays(queue, holder)
@@ -312,6 +309,11 @@ class VHost(VHostFiles):
             call = None if on_confirm is None else partial(confirm, queue.name)
             queue.add(queue.limited(one), call, on_lost, key=message.get("key"))
 
+    def start(self) -> None:
+        """Open a vhost that is down. Raises VHostDown if that fails, RuntimeError in a callback."""
+        self._flusher.refuse_in_callback("start")
+        self._supervisor.start()
+
     # -- the end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -345,6 +347,8 @@ class VHost(VHostFiles):
 
     def abandon(self) -> None:
         """Close everything as the end of the process would: nothing is written any more."""
+        if self._is_disowned:
+            return
         self._flusher.refuse_in_callback("abandon")
         with self._flusher.lock:
             self._end(StoreClosed(f"{self._where}: the vhost was abandoned"))
@@ -369,6 +373,22 @@ class VHost(VHostFiles):
             )
             if not self._flusher.in_callback:
                 self.abandon()
+
+    def disown(self) -> None:
+        """In a child process, right after a fork: the vhost stays the parent's. Waits for no lock, writes nothing."""
+        self._is_disowned = self._is_released = True
+        if self._lock_file is not None:
+            self._lock_file.disown()
+        self._flusher.disown()
+        self._events.disown()
+        for lock in (self._lock, self._delays_lock):
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
+        self.closed = StoreClosed(
+            f"{self._where}: the vhost is open in process {os.getppid()}, which this process was forked from. A fork does not "
+            "share a vhost: open it after the fork, in one of the two."
+        )
+        for queue in self._queues.values():
+            queue.disown(self.closed)
 
     def __enter__(self) -> VHost:
         return self

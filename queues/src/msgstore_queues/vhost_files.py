@@ -9,18 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgstore.contract import ConfigError, MsgStoreError
+from msgstore.contract import ConfigError, MsgStoreError, StoreClosed
 from msgstore.files import Files
 from msgstore.writer_lock import WriterLock
 from msgstore_queues import directories
 from msgstore_queues.base_queue import BaseQueue
 from msgstore_queues.catalogue import Catalogue, make
 from msgstore_queues.contract import BackingQueue
+from msgstore_queues.delays import SUFFIX
 from msgstore_queues.directories import Remembered
 from msgstore_queues.events import Dispatcher, MessagesLostEvent
 from msgstore_queues.opening import Opener, find_queues
 from msgstore_queues.options import QueueOptions, VHostOptions
 from msgstore_queues.queue import Queue
+from msgstore_queues.queue_state import OnLost
 from msgstore_queues.stores import Bodies, OpenStore
 
 log = logging.getLogger("msgstore.queues")
@@ -128,14 +130,7 @@ class VHostFiles:
                 raise
             return self._backings[name][0]
         backing, found = self._backings[name]
-        for key, there, asked in (
-            ("backing", found.backing, wanted.backing.name if wanted.backing.named else found.backing),
-            ("index", found.index, wanted.index.name if wanted.index.named else found.index),
-            ("durable", found.durable, wanted.durable),
-        ):
-            if there != asked:
-                raise ConfigError(f"{where} {key}: is {asked!r}, and the directory has {there!r}: {path}")
-        if wanted.backing.named and (changed := found.with_backing(wanted.backing, where)) != found:
+        if (changed := self._check_same(name, wanted, where)) != found:
             make(self._catalogue.backing(changed.backing, where), wanted.backing, where)
             terms = self._backings.pop(name)[0].terminate()
             try:
@@ -146,6 +141,41 @@ class VHostFiles:
                 raise
             self._backings[name] = backing, changed
         return backing
+
+    def _is_own(self, name: str) -> bool:
+        """Return True if there is a queue of this name that msgstore has made, not a broker."""
+        path = directories.queue_path(self.directory, self.name, name)
+        return name in self._backings and (path / directories.QUEUE_FILE).exists()
+
+    def _check_same(self, name: str, wanted: QueueOptions, where: str) -> Remembered:
+        """Return what the directory of a queue would remember with these options. Raises ConfigError for another backing queue,
+        index or ``durable`` than it has."""
+        _, found = self._backings[name]
+        for key, there, asked in (
+            ("backing", found.backing, wanted.backing.name if wanted.backing.named else found.backing),
+            ("index", found.index, wanted.index.name if wanted.index.named else found.index),
+            ("durable", found.durable, wanted.durable),
+        ):
+            if there != asked:
+                path = directories.queue_path(self.directory, self.name, name)
+                raise ConfigError(f"{where} {key}: is {asked!r}, and the directory has {there!r}: {path}")
+        return found.with_backing(wanted.backing, where) if wanted.backing.named else found
+
+    def _delete(self, name: str) -> list[tuple[Queue, list[OnLost]]]:
+        """Delete a queue that has ended, and before it its delayed messages. Return what to call for messages that will not be
+        confirmed. Caller holds the locks."""
+        lost = []
+        for one in (name + SUFFIX, name):
+            if one in self._backings:
+                if (queue := self._queues.pop(one, None)) is not None:
+                    if queue.closed is None:
+                        queue.end(StoreClosed(f"{queue}: was deleted"))
+                    with queue.lock:
+                        lost.append((queue, queue.forget_confirms()))
+                backing, _ = self._backings.pop(one)
+                backing.delete_and_terminate()
+                self._files.remove_tree(directories.queue_path(self.directory, self.name, one))
+        return lost
 
     def reopen(self) -> dict[str, BackingQueue]:
         """Abandon stores and backing queues, and open all as after a crash. Return the backing queues. Caller holds all."""
