@@ -60,7 +60,7 @@ def test_message_that_was_given_back_later_belongs_to_who_takes_it(vhost, files,
     with pytest.raises(StoreIOError):
         received.nack()
     received.nack()
-    taken = [jobs.receive(), jobs.receive()]
+    taken = [jobs.take(), jobs.take()]
     clock.passes(vhost, 2)
     assert (len(jobs), jobs.unacked) == (0, 2)
     jobs.ack(*taken)

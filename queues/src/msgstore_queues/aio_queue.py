@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -145,10 +144,7 @@ class Queue:
     async def receive(self, block: bool = True, timeout: float | None = None) -> Received:
         """Take the first message. It is unacked until ``ack`` or ``nack``. A call that is cancelled has taken none. Raises
         QueueEmpty, QueueShutDown, StoreClosed."""
-        return await self._receive(block, timeout)
-
-    async def _receive(self, block: bool, timeout: float | None, owner: object = None) -> Received:
-        return await self._take_later(partial(self._take, owner), self._getters, self.is_message_due, block, timeout)
+        return await self._take_later(self._take, self._getters, self.is_message_due, block, timeout)
 
     async def _take_later(
         self,
@@ -176,7 +172,7 @@ class Queue:
             raise asyncio.QueueEmpty from None
         return received
 
-    def _take(self, owner: object) -> Received | None:
+    def _take(self, owner: object = None) -> Received | None:
         self._bind()
         try:
             received = self.blocking.take(owner=owner)
@@ -192,7 +188,8 @@ class Queue:
 
     async def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Take the first message, and return its item. It is unacked until ``task_done`` is called in the same task."""
-        return (await self._receive(block, timeout, _owner())).item
+        take = partial(self._take, _owner())
+        return (await self._take_later(take, self._getters, self.is_message_due, block, timeout)).item
 
     def get_nowait(self) -> Any:
         """As ``get``, without waiting for a message."""
@@ -302,7 +299,7 @@ class Queue:
             await group.wait(is_possible)
         finally:
             self.blocking.waiting_tasks -= 1
-            self.blocking.used_at = time.time()
+            self.blocking.note_use()
 
     def _ends(self) -> bool:
         return self.blocking.is_shutdown or self.blocking.closed is not None
@@ -321,8 +318,7 @@ class Queue:
             group.wake()
         if self.blocking.closed is not None:
             for future in self._unconfirmed:
-                if not future.done():
-                    future.set_exception(self.blocking.closed)
+                set_failed(future, self.blocking.closed)
 
 
 class Consumer:

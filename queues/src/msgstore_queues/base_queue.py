@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from queue import Full
 from typing import Any
@@ -149,7 +148,7 @@ class BaseQueue(DeliveringQueue):
         which confirms that message at the latest. Caller holds the lock."""
         if self.closed is not None:
             raise self.closed
-        self.used_at = time.time()
+        self.note_use()
         if self.keys.has(key, persistent=message.is_persistent):
             self.confirm_later(on_confirm, on_lost)
             return True
@@ -163,7 +162,7 @@ class BaseQueue(DeliveringQueue):
         if message.raw_properties is not NO_PROPERTIES:
             self.keys.note(position, message)
         if self.options.expires is not None:
-            self.used_at = time.time()
+            self.note_use()
         if on_confirm is not None or on_lost is not None:
             self._confirms.append((on_confirm, on_lost))
         self.is_changed = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from queue import Empty
 from threading import Condition
@@ -64,7 +63,7 @@ class Consumer:
                     return
                 self.is_closed = True
                 queue._consumers.remove(self)
-                queue.used_at = time.time()
+                queue.note_use()
                 for condition in (self.has_room, queue._not_empty):
                     condition.notify_all()
                 positions = queue._let_go(list(self.unacked.values())) if queue.closed is None else []

@@ -40,7 +40,7 @@ class DeliveringQueue(QueueState):
                     self._refuse()
                 generation = self.generation
                 if self.options.expires is not None:
-                    self.used_at = time.time()
+                    self.note_use()
                 try:
                     while (delivery := self._fetch() if self.keys.positions else self.backing.fetch()) is not None:
                         position, message, is_redelivered = delivery
@@ -94,7 +94,7 @@ class DeliveringQueue(QueueState):
                     self._wait(self._not_empty, deadline, Empty)
                 finally:
                     self._waiting -= 1
-                    self.used_at = time.time()
+                    self.note_use()
 
     def _note_room(self, messages: int) -> None:
         """So many messages have left the queue. Caller holds the lock."""
@@ -186,7 +186,7 @@ class DeliveringQueue(QueueState):
         if self.keys.positions:
             self.keys.forget(positions)
         if self.options.expires is not None:
-            self.used_at = time.time()
+            self.note_use()
         if self._returns:
             for position in positions:
                 self._returns.pop(position, None)
@@ -254,7 +254,7 @@ class DeliveringQueue(QueueState):
                 if is_counted:
                     for position in positions:
                         self._returns[position] = self._returns.get(position, 0) + 1
-                self.used_at = time.time()
+                self.note_use()
                 self._not_empty.notify(len(positions))
             if self._watchers:
                 self._call_watchers()
