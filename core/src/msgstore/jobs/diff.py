@@ -67,7 +67,7 @@ def plan_diff(
     """Read no segment. ``records`` binds record types beside those that the directories remember. With ``body``, this codec
     decodes the bodies of both sides before they are compared: a codec may store one body in several ways. Without it, stored
     bodies are compared. If the directories of A and of B remember different codecs, each side is decoded by its own instead,
-    with the options that ``config`` has for its directories; if one is raw and the other a broker's, stored bodies are compared.
+    with the options that ``config`` has for its directories; if one is raw and the other a broker's, stored bodies are.
 
     Raises StoreError (no segments), StoreLocked, ConfigError (also for a codec without the options that it needs), PluginError.
     """

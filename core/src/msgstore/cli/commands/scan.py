@@ -270,8 +270,8 @@ def diff(a: Path, b: Path, runner: options.RunnerOptions, out: output.Output, **
     also those after damage; of several copies of an id, the copy that salvage would take. Formats, record types and references
     may differ. Stored bodies are compared. If A and B remember different body codecs, each side is decoded by its own instead,
     with the options that its store has in FILE; if one of the two is raw and the other a broker's, stored bodies are compared.
-    --body decodes both sides with one codec: use it for a codec with a random part, such as an encryption, which stores one body
-    in many ways. Exit code 1: the stores differ, or something is damaged.
+    --body decodes both sides with one codec: use it for a codec with a random part, such as an encryption, which stores one
+    body in many ways. Exit code 1: the stores differ, or something is damaged.
 
     \b
     Examples:
