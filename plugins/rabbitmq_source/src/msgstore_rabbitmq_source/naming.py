@@ -62,9 +62,14 @@ class Namer:
     tables: NodeTables
     damage: list[SourceDamage] = attrs.field(factory=list)
     _queues: list[DurableQueue] = attrs.field(factory=list)
+    _names: set[tuple[bytes, bytes]] = attrs.field(factory=set)
+    """Vhost and name of each queue of the tables."""
+    _hashes: dict[str, tuple[bytes, bytes]] | None = None
+    """Name of a directory to vhost and name, of the queues of the tables and their priorities."""
 
     def __attrs_post_init__(self) -> None:
         self._queues = durable_queues(self.tables)
+        self._names = {(one.vhost, one.name) for one in self._queues}
 
     def vhost(self, vhost: VhostFiles) -> bytes | None:
         """Return the name of a vhost. None: nothing says it, or the stores are those of all vhosts, before RabbitMQ 3.7."""
@@ -99,28 +104,28 @@ class Namer:
             if names.queue_directory(file.vhost, file.queue) == hashed or not names.HASHED.fullmatch(hashed):
                 return self._named(found, file.vhost, file.queue, QUEUE_NAME)
             self._report(joined(directory, QUEUE_NAME), f"the directory is not that of the queue {text(file.queue)!r}")
-        for source, pairs in (
-            ("the node's tables", self._in_tables()),
-            ("a message", self._named_in_messages(directory, found.files)),
-        ):
-            for one, queue in pairs:
-                given = vhost_name if one is None else one
-                if given is not None and hashed in (
-                    names.queue_directory(given, queue),
-                    names.old_queue_directory(given, queue),
-                ):
-                    return self._named(found, given, queue, source)
+        if pair := self._by_hash().get(hashed):
+            return self._named(found, *pair, "the node's tables")
+        for one, queue in self._named_in_messages(directory, found.files):
+            given = vhost_name if one is None else one
+            if given is not None and hashed in _hashed(given, queue):
+                return self._named(found, given, queue, "a message")
         found.found_by = ""
         return found
 
     def _named(self, found: QueueDirectory, vhost: bytes, queue: bytes, found_by: str) -> QueueDirectory:
         found.vhost, found.found_by = vhost, found_by
         found.queue, found.priority = names.split_sub_queue(queue)
-        if any((one.vhost, one.name) == (vhost, queue) for one in self._queues):  # the name of a queue may end like a priority
+        if (vhost, queue) in self._names:  # the name of a queue may end like a priority
             found.queue, found.priority = queue, None
         if self.tables.is_present and not self.tables.damage:
-            found.is_durable = any((one.vhost, one.name) == (vhost, found.queue) for one in self._queues)
+            found.is_durable = (vhost, found.queue) in self._names
         return found
+
+    def _by_hash(self) -> dict[str, tuple[bytes, bytes]]:
+        if self._hashes is None:
+            self._hashes = {hashed: pair for pair in self._in_tables() for hashed in _hashed(*pair)}
+        return self._hashes
 
     def _in_tables(self) -> Iterator[tuple[bytes, bytes]]:
         for queue in self._queues:
@@ -152,6 +157,11 @@ class Namer:
 
     def _report(self, file: str, reason: str) -> None:
         self.damage.append(SourceDamage(file=file, reason=reason))
+
+
+def _hashed(vhost: bytes, queue: bytes) -> tuple[str, str]:
+    """Return the names that the directory of a queue may have."""
+    return names.queue_directory(vhost, queue), names.old_queue_directory(vhost, queue)
 
 
 def queue_name(found: QueueDirectory) -> QueueName:

@@ -65,6 +65,8 @@ class Node:
     """Directory of a vhost to the entries of a segment of index v1."""
     _stores: dict[str, SharedStore] = attrs.field(factory=dict)
     _terms: dict[str, Table] = attrs.field(factory=dict)
+    _expected: dict[str, dict[str, int]] = attrs.field(factory=dict)
+    """Directory of a vhost to the messages that ``recovery.dets`` says of its queues."""
 
     @classmethod
     def find(cls, context: SourceContext) -> Node:
@@ -98,6 +100,7 @@ class Node:
             del self.files.vhosts[vhost.directory], self.vhost_names[vhost.directory]
             return
         terms = self._terms[vhost.directory] = recovery_terms(self.context, self.files, vhost)
+        self._expected[vhost.directory] = expected_messages(terms)
         for directory in sorted(vhost.queues):
             part = namer.queue(vhost, vhost_name, directory)
             queue = self.queues.setdefault(name := queue_name(part), Queue(name, vhost))
@@ -115,7 +118,7 @@ class Node:
         """Read the index of a queue: its messages are counted, and damage in it makes the queue unsure."""
         if not queue.is_counted:
             queue.is_counted = True
-            expected = expected_messages(self._terms[queue.vhost.directory])
+            expected = self._expected[queue.vhost.directory]
             for part in queue.parts:
                 for entry in self.entries(queue.vhost, part.directory):
                     if isinstance(entry, SourceDamage):

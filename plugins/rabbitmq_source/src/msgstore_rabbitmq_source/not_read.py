@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 
 from msgstore.contract import QueueInfo, QueueName, SourceContext
@@ -22,25 +24,38 @@ def not_read(context: SourceContext, node: NodeFiles, tables: NodeTables) -> lis
     """Return the quorum queues and streams: those of the node's tables, and directories that belong to none of these."""
     found, taken = list[QueueInfo](), set[str]()
     uids = _quorum_directories(context, node)
+    directories = {kind: _directories(node, kind) for kind in _REASONS}
+    sizes = _sizes(node, {one for some in directories.values() for one in some})
+    by_name = {(kind, PurePosixPath(one).name): one for kind, some in directories.items() for one in some}
     for queue in durable_queues(tables):
         if queue.kind == "classic":
             continue
         hint = queue.directory or uids.get(_process(queue), "")
-        directory = next((one for one in _directories(node, queue.kind) if hint and PurePosixPath(one).name == hint), "")
+        directory = by_name.get((queue.kind, hint), "")
         taken.add(directory)
-        found.append(_info(node, QueueName(SYSTEM, text(queue.vhost), text(queue.name)), queue.kind, directory))
-    for kind in _REASONS:
-        for directory in _directories(node, kind):
+        found.append(_info(QueueName(SYSTEM, text(queue.vhost), text(queue.name)), queue.kind, directory, sizes))
+    for kind, some in directories.items():
+        for directory in some:
             if directory not in taken:
-                found.append(_info(node, QueueName(SYSTEM, queue=PurePosixPath(directory).name), kind, directory))
+                found.append(_info(QueueName(SYSTEM, queue=PurePosixPath(directory).name), kind, directory, sizes))
     return found
 
 
-def _info(node: NodeFiles, name: QueueName, kind: str, directory: str) -> QueueInfo:
+def _info(name: QueueName, kind: str, directory: str, sizes: Mapping[str, int]) -> QueueInfo:
     reason = _REASONS.get(kind, f"a queue of the type {kind}, which only its broker reads")
-    size = sum(times.size for file, times in node.files.items() if directory and file.startswith(f"{directory}/"))
-    details = {"bytes": size, "path": directory} if directory else {}
+    details = {"bytes": sizes[directory], "path": directory} if directory else {}
     return QueueInfo(name=name, type=kind, read=False, reason=reason, details=details)
+
+
+def _sizes(node: NodeFiles, directories: Collection[str]) -> Counter[str]:
+    """Return the bytes of the files in each of these directories."""
+    found = Counter[str]()
+    for file, times in node.files.items():
+        place = file
+        while (place := place.rpartition("/")[0]) and directories:
+            if place in directories:
+                found[place] += times.size
+    return found
 
 
 def _directories(node: NodeFiles, kind: str) -> list[str]:

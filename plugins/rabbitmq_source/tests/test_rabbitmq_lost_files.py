@@ -1,0 +1,98 @@
+"""Files that are missing, or too short, and do not look damaged: what is lost is named, and what usual nodes lack is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from msgstore_rabbitmq_source import naming
+from msgstore_rabbitmq_source.opening import open_node
+from rabbitmq_files import index_v2, names
+from rabbitmq_files.messages import encode_message
+from rabbitmq_files.node_tables import DurableQueue
+from rabbitmq_files.properties import encode_properties
+from rabbitmq_nodes import rows, unpack
+
+VHOST = Path("msg_stores/vhosts") / names.vhost_directory(b"/")
+ALIGNED = 14
+"""Entries with which an index ends at a multiple of 512 bytes."""
+STORED = 20
+
+
+def killed(base: Path, *parts: str) -> Path:
+    """Unpack the killed node, and leave the files whose paths have one of ``parts``."""
+    node = unpack(base)
+    for file in node.rglob("*"):
+        if file.is_file() and not any(part in str(file.relative_to(node)) for part in parts):
+            file.unlink()
+    return node
+
+
+def queue_of(node: Path, version: int, name: bytes = b"q") -> Path:
+    """Make the directory of a queue, with its name only."""
+    place = node / VHOST / "queues" / names.queue_directory(b"/", name)
+    place.mkdir(parents=True)
+    (place / ".queue_name").write_bytes(names.encode_queue_name(b"/", name, version))
+    (node / VHOST / ".vhost").write_bytes(b"/")
+    return place
+
+
+def make_index(place: Path, count: int, *, cut: int = 0) -> None:
+    """Write messages into ``0.qs``, and entries for the first ``count`` of them into ``0.qi``, without its last bytes."""
+    entries = [index_v2.encode_header(index_v2.INDEX_MAGIC, 0, 4096)]
+    stored = index_v2.encode_header(index_v2.STORE_MAGIC, 0, 4096)
+    for number in range(STORED):
+        body = b"message %d" % number
+        properties = encode_properties({"delivery_mode": 2})
+        term = encode_message(
+            vhost=b"/", exchange=b"", routing_keys=[b"q"], raw_properties=properties, body=body, msg_id=bytes(16)
+        )
+        entries.append(index_v2.encode_own(len(stored), len(term), len(body)))
+        stored += index_v2.encode_stored(term)
+    data = b"".join(entries[: 1 + count])
+    (place / "0.qi").write_bytes(data[: len(data) - cut])
+    (place / "0.qs").write_bytes(stored)
+
+
+def end_cleanly(place: Path, count: int) -> None:
+    """Write ``recovery.dets``: the queue had so many messages in its segment when it ended."""
+    counted = b"h\2d\0\x0ev2_index_state" + b"h\2a\2t\0\0\0\1a\0a" + bytes([count])
+    persistent = b"h\2d\0\x10persistent_counta" + bytes([count])
+    row = b"\x83h\2k" + len(place.name).to_bytes(2, "big") + place.name.encode() + b"l\0\0\0\2" + counted + persistent + b"j"
+    size = len(row) + 4
+    bucket = (size + 8).to_bytes(4, "big") + b"\x12\x34\x56\x78" + size.to_bytes(4, "big") + row
+    (place.parent.parent / "recovery.dets").write_bytes(b"\0\0\0\0\0\xab\xcd\xef".ljust(64, b"\0") + bucket)
+
+
+def states(node: Path) -> tuple[Counter[str], list[str]]:
+    """Return the messages of the queue ``q`` by state, with their certainty if it is not that of the state, and the damage."""
+    found, damage = rows(node, "q")
+    counts = Counter(f"{row['state']} {row['certainty']}" for row in found["/", "q"])
+    return counts, [span.reason.partition(":")[0] for span in damage if not span.reason.startswith("the queue directory")]
+
+
+class Passes(list[DurableQueue]):
+    """Queues of the tables, which count how often they are gone through."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[DurableQueue]:
+        self.count += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("has_name", [True, False])
+def test_names_cost_one_pass_over_tables(tmp_path, monkeypatch, has_name):
+    found = Passes(DurableQueue(b"/", b"q%d" % number, "classic", False, []) for number in range(50))
+    monkeypatch.setattr(naming, "durable_queues", lambda _: found)
+    for queue in found[:]:
+        place = queue_of(tmp_path, 1, queue.name)
+        (place / "journal.jif").touch()
+        if not has_name:
+            (place / ".queue_name").unlink()
+    with open_node(tmp_path) as source:
+        assert {name.queue for name in source.node.queues} == {f"q{number}" for number in range(50)}
+    assert found.count <= 3
