@@ -14,7 +14,8 @@ from rabbitmq_files import index_v2, names
 from rabbitmq_files.messages import encode_message
 from rabbitmq_files.node_tables import DurableQueue
 from rabbitmq_files.properties import encode_properties
-from rabbitmq_nodes import rows, unpack
+from rabbitmq_nodes import listed, rows, unpack
+from support import command
 
 VHOST = Path("msg_stores/vhosts") / names.vhost_directory(b"/")
 ALIGNED = 14
@@ -72,6 +73,37 @@ def states(node: Path) -> tuple[Counter[str], list[str]]:
     found, damage = rows(node, "q")
     counts = Counter(f"{row['state']} {row['certainty']}" for row in found["/", "q"])
     return counts, [span.reason.partition(":")[0] for span in damage if not span.reason.startswith("the queue directory")]
+
+
+@pytest.mark.parametrize("name", [b"/names.dets", b"quorum"])
+def test_damaged_names_of_quorum_queues_cost_no_message(tmp_path, name):
+    """One flipped bit: in the name of a directory, or in the kind of a term."""
+    node = killed(tmp_path, "17N4MNU9RWND4Q6IMKM7R2L5C", "LATEST.LOG", "quorum/", ".vhost", ".config")
+    (file,) = node.rglob("quorum/*/names.dets")
+    data = bytearray(file.read_bytes())
+    at = data.index(b"ORDERSB")
+    if name == b"quorum":
+        at = data.index(b"\x83h\2", 0x1500) + 1  # of the tuple, so that the row is an integer, and bytes are left
+        data[at] = ord("a")
+    else:
+        data[at] |= 0x80
+    file.write_bytes(data)
+    found, damage = rows(node, "mail.v1")
+    assert listed(found["/", "mail.v1"])
+    assert [span.file for span in damage if span.file.endswith("names.dets")] == (
+        [str(file.relative_to(node))] if name == b"quorum" else []
+    )
+    assert "qq.audit" in command("queues", node, code=None).output
+
+
+def test_row_of_quorum_names_that_is_no_tuple_is_skipped(tmp_path):
+    place = queue_of(tmp_path, 2)
+    make_index(place, STORED)
+    (tmp_path / "quorum/node").mkdir(parents=True)
+    object_ = b"\0\0\0\7\x83a\1"
+    bucket = (8 + len(object_)).to_bytes(4, "big") + b"\x12\x34\x56\x78" + object_
+    (tmp_path / "quorum/node/names.dets").write_bytes(b"\0\0\0\0\0\xab\xcd\xef".ljust(64, b"\0") + bucket)
+    assert states(tmp_path) == ({"ready maybe_consumed": 20}, [])
 
 
 class Passes(list[DurableQueue]):

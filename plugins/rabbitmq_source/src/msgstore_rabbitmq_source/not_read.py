@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
-from msgstore.contract import QueueInfo, QueueName, SourceContext
+from msgstore.contract import QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source.layout import NodeFiles, joined
 from msgstore_rabbitmq_source.naming import SYSTEM, text
 from rabbitmq_files.node_tables import DurableQueue, NodeTables, durable_queues
-from rabbitmq_files.tables import read_dets
+from rabbitmq_files.tables import Table, read_dets
 
 _REASONS = {
     "quorum": "a Raft log: start the other nodes of the cluster, or boot the old broker on a copy of this directory",
@@ -72,11 +72,25 @@ def _process(queue: DurableQueue) -> str:
 
 def _quorum_directories(context: SourceContext, node: NodeFiles) -> dict[str, str]:
     """Return the name of the Raft process to the directory of its log, from ``names.dets``."""
-    begin, found = joined(node.root, "quorum") + "/", {}
+    found = {}
+    for _, table in _quorum_names(context, node):
+        for _, row in table.terms:
+            fields = row if isinstance(row, tuple) else ()
+            texts = [text(one) if isinstance(one, bytes) else str(one) for one in fields if isinstance(one, str | bytes)]
+            if len(texts) >= 2:
+                found[texts[0]] = texts[1]
+    return found
+
+
+def quorum_damage(context: SourceContext, node: NodeFiles) -> Iterator[SourceDamage]:
+    """Yield the damage of ``names.dets``, which only quorum queues need."""
+    for file, table in _quorum_names(context, node):
+        for offset, size, reason in table.damage:
+            yield SourceDamage(file=file, offset=offset, size=size, reason=reason)
+
+
+def _quorum_names(context: SourceContext, node: NodeFiles) -> Iterator[tuple[str, Table]]:
+    begin = joined(node.root, "quorum") + "/"
     for file in node.files:
         if file.startswith(begin) and file.endswith("/names.dets"):
-            for _, row in read_dets(bytes(context.read(file))).terms:
-                texts = [one.decode() if isinstance(one, bytes) else str(one) for one in row if isinstance(one, str | bytes)]
-                if len(texts) >= 2:
-                    found[texts[0]] = texts[1]
-    return found
+            yield file, read_dets(bytes(context.read(file)))

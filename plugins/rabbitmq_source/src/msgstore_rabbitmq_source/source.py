@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from msgstore.contract import Candidate, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source import layout
 from msgstore_rabbitmq_source.apart import encode_bodies, key_of
 from msgstore_rabbitmq_source.node import Node, Queue
-from msgstore_rabbitmq_source.not_read import not_read
+from msgstore_rabbitmq_source.not_read import not_read, quorum_damage
 from msgstore_rabbitmq_source.rows import RowReader
 from msgstore_rabbitmq_source.shared_store import SharedStore
 
@@ -106,7 +106,7 @@ class RabbitmqSource:
         yield from RowReader(self._context, store, name).orphans(referenced, first, stop)
 
     def damage(self) -> Iterable[SourceDamage]:
-        return self.node.damage()
+        return chain(self.node.damage(), quorum_damage(self._context, self.node.files))
 
     def close(self) -> None:
         self.node.close()
