@@ -10,6 +10,7 @@ import pytest
 
 from msgstore_rabbitmq_source import naming
 from msgstore_rabbitmq_source.opening import open_node
+from msgstore_rabbitmq_source.repair import repair_node
 from rabbitmq_files import index_v2, names
 from rabbitmq_files.messages import encode_message
 from rabbitmq_files.node_tables import DurableQueue
@@ -104,6 +105,23 @@ def test_row_of_quorum_names_that_is_no_tuple_is_skipped(tmp_path):
     bucket = (8 + len(object_)).to_bytes(4, "big") + b"\x12\x34\x56\x78" + object_
     (tmp_path / "quorum/node/names.dets").write_bytes(b"\0\0\0\0\0\xab\xcd\xef".ljust(64, b"\0") + bucket)
     assert states(tmp_path) == ({"ready maybe_consumed": 20}, [])
+
+
+def test_missing_journal_is_named_and_written_anew(tmp_path):
+    node = tmp_path / "node"
+    queue_of(node, 1)
+    assert states(node) == ({}, ["journal.jif is missing"])
+    with open_node(node) as source:
+        repair_node(source, node, tmp_path / "copy")
+    assert states(tmp_path / "copy") == ({}, [])
+
+
+@pytest.mark.parametrize(("version", "file"), [(2, None), (1, "journal.jif"), (1, "msgstore-queue.json")])
+def test_queue_that_was_just_declared_has_no_damage(tmp_path, version, file):
+    place = queue_of(tmp_path, version)
+    if file:
+        (place / file).touch()
+    assert states(tmp_path) == ({}, [])
 
 
 class Passes(list[DurableQueue]):

@@ -19,6 +19,8 @@ from msgstore.contract import Buffer
 PERSISTENT, TRANSIENT = "msg_store_persistent", "msg_store_transient"
 QUEUE_NAME, VHOST_NAME, VHOST_CONFIG, RECOVERY = ".queue_name", ".vhost", ".config", "recovery.dets"
 JOURNAL = "journal.jif"
+OWN_QUEUE = "msgstore-queue.json"
+"""File in the directory of a queue that msgstore has made, or opened."""
 NUMBERED = re.compile(r"(\d{1,19})\.(idx|qi|qs)")
 TABLE_FILES = re.compile(r"LATEST\.LOG|rabbit_\w+\.DC[DL]")
 _QUEUE_FILE = re.compile(r"journal\.jif|\.queue_name|\d{1,19}\.(idx|qi|qs)")

@@ -23,6 +23,7 @@ from rabbitmq_files.tables import Table
 _UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 """Errors of a file that leave the rest of the node to be read."""
 _TABLES = (".dets", ".ets", ".LOG", ".DCD", ".DCL")
+NO_JOURNAL = "journal.jif is missing: the messages and acknowledgements in it are lost"
 _MOST_OF_A_TABLE = 2**28
 """Bytes of a file with these ends, which is read whole. The largest known ones have 30 MB, for 100,000 queues."""
 
@@ -132,7 +133,18 @@ class Node:
 
     def entries(self, vhost: VhostFiles, directory: str) -> Iterator[LiveEntry | SourceDamage]:
         """Yield the messages in the index of a queue directory, and damage."""
-        return live_entries(directory, vhost.queues[directory], self.segment_entries(vhost), self.context.read)
+        if self._has_lost_journal(vhost, directory):
+            yield SourceDamage(file=joined(directory, layout.QUEUE_NAME), reason=NO_JOURNAL)
+        yield from live_entries(directory, vhost.queues[directory], self.segment_entries(vhost), self.context.read)
+
+    def _has_lost_journal(self, vhost: VhostFiles, directory: str) -> bool:
+        """Return True for a queue with index v1 whose journal is missing. A broker makes both at once, and msgstore the journal
+        at the first message."""
+        place = joined(directory, layout.QUEUE_NAME)
+        if layout.JOURNAL in vhost.queues[directory] or place not in self.files.files:
+            return False
+        name = names.read_queue_name(layout.read_small(self.files, self.context.read, place))
+        return name is not None and name.version == 1 and joined(directory, layout.OWN_QUEUE) not in self.files.files
 
     def segment_entries(self, vhost: VhostFiles) -> int:
         """Return the number of entries of a segment of index v1. The ``.config`` of another vhost says it as well."""

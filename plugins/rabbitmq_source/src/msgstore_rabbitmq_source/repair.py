@@ -18,7 +18,17 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from msgstore.contract import Buffer, SourceDamage, StoreError
-from msgstore_rabbitmq_source.layout import NUMBERED, QUEUE_NAME, RECOVERY, VHOST_CONFIG, VHOST_NAME, VhostFiles, joined
+from msgstore_rabbitmq_source.layout import (
+    JOURNAL,
+    NUMBERED,
+    QUEUE_NAME,
+    RECOVERY,
+    VHOST_CONFIG,
+    VHOST_NAME,
+    VhostFiles,
+    joined,
+)
+from msgstore_rabbitmq_source.node import NO_JOURNAL
 from msgstore_rabbitmq_source.queue_index import SEGMENT_NUMBERS, LiveEntry, read_index, right_header
 from msgstore_rabbitmq_source.shared_store import SharedStore, segment_formats
 from msgstore_rabbitmq_source.source import RabbitmqSource
@@ -165,6 +175,9 @@ class Repair:
         unread = {(span.file, span.offset) for name in files for span in damage[joined(directory, name)] if span.messages}
         if any(name.endswith((".idx", ".jif")) and damage[joined(directory, name)] for name in files):
             yield from self._index_v1(vhost, directory, unread)
+        if any(span.reason == NO_JOURNAL for span in damage[joined(directory, QUEUE_NAME)]):
+            (self.copy / directory / JOURNAL).touch()
+            yield f"{joined(directory, JOURNAL)}: written empty, as it was missing"
         for name in sorted(files):
             place, match = joined(directory, name), NUMBERED.fullmatch(name)
             if match and match[2] == "qi":
