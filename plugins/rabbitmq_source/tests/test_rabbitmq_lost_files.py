@@ -15,7 +15,8 @@ from rabbitmq_files import index_v2, names
 from rabbitmq_files.messages import encode_message
 from rabbitmq_files.node_tables import DurableQueue
 from rabbitmq_files.properties import encode_properties
-from rabbitmq_nodes import listed, rows, unpack
+from rabbitmq_files.tables import read_log
+from rabbitmq_nodes import listed, rows, truth, unpack
 from support import command
 
 VHOST = Path("msg_stores/vhosts") / names.vhost_directory(b"/")
@@ -74,6 +75,32 @@ def states(node: Path) -> tuple[Counter[str], list[str]]:
     found, damage = rows(node, "q")
     counts = Counter(f"{row['state']} {row['certainty']}" for row in found["/", "q"])
     return counts, [span.reason.partition(":")[0] for span in damage if not span.reason.startswith("the queue directory")]
+
+
+def test_queue_that_tables_lost_is_listed_with_damage(tmp_path):
+    """The tables name the vhosts, and no queue: a persistent message says that its queue is durable."""
+    node = killed(tmp_path, "14049IPWY5WMKYX4P32YLNPMV", "LATEST.LOG")
+    log = (node / "LATEST.LOG").read_bytes()
+    (node / "LATEST.LOG").write_bytes(
+        log[: next(at for at, item in read_log(log).terms if "rabbit_durable_queue" in str(item))]
+    )
+    found, damage = rows(node)
+    for name in ("orders.all", "orders.new"):
+        assert len(listed(found["orders", name])) == len(truth()["orders", name])
+    spans = {span.name.queue: span for span in damage if "the node's tables do not name this queue" in span.reason}
+    assert spans.keys() == {"orders.all", "orders.new"}
+    assert all((node / span.file).is_file() for span in spans.values())
+
+
+def test_queue_without_persistent_messages_needs_no_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(naming, "durable_queues", lambda _: [DurableQueue(b"/", b"other", "classic", False, [])])
+    place = queue_of(tmp_path, 2)
+    make_index(place, STORED)
+    data = bytearray((place / "0.qi").read_bytes())
+    for at in range(64, len(data), 32):
+        data[at + 1] = 0
+    (place / "0.qi").write_bytes(data)
+    assert states(tmp_path) == ({"transient maybe_consumed": 20}, [])
 
 
 @pytest.mark.parametrize("name", [b"/names.dets", b"quorum"])

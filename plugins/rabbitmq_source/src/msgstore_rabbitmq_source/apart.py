@@ -22,15 +22,15 @@ def encode_entry(entry: LiveEntry, part: QueueDirectory, *, is_final: bool) -> b
     """Encode an entry with what its queue's directory says of the message."""
     vhost = None if part.vhost is None else part.vhost.hex()
     fields = [value.hex() if isinstance(value, bytes) else value for value in entry]
-    return json.dumps([fields, vhost, part.is_durable, is_final]).encode()
+    return json.dumps([fields, vhost, is_final]).encode()
 
 
-def decode_entry(data: bytes) -> tuple[LiveEntry, bytes | None, bool, bool]:
-    """Return the entry, the name of the vhost, True if the queue is durable, and True if its files are final."""
-    fields, vhost, is_durable, is_final = json.loads(data)
+def decode_entry(data: bytes) -> tuple[LiveEntry, bytes | None, bool]:
+    """Return the entry, the name of the vhost, and True if the files of the queue are final."""
+    fields, vhost, is_final = json.loads(data)
     entry = LiveEntry._make(fields)
     entry = entry._replace(msg_id=bytes.fromhex(str(entry.msg_id)))
-    return entry, None if vhost is None else bytes.fromhex(vhost), is_durable, is_final
+    return entry, None if vhost is None else bytes.fromhex(vhost), is_final
 
 
 def encode_bodies(store: SharedStore, vhost: VhostFiles, file: str) -> Iterator[list[tuple[bytes, bytes]]]:

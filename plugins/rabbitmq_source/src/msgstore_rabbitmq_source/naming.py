@@ -30,8 +30,8 @@ class QueueDirectory:
     priority: int | None = None
     version: int = 1
     """Version of the queue index, as ``.queue_name`` says."""
-    is_durable: bool = True
-    """False if the tables of the node do not have the queue: a restart deletes it."""
+    is_in_tables: bool = True
+    """False if the node has tables, and they do not name the queue: a restart deletes it."""
     found_by: str = QUEUE_NAME
     """Source of the name: a file, ``the node's tables``, ``a message``, or empty."""
     embedded: int = 0
@@ -62,6 +62,7 @@ class Namer:
     tables: NodeTables
     damage: list[SourceDamage] = attrs.field(factory=list)
     _queues: list[DurableQueue] = attrs.field(factory=list)
+    _has_tables: bool = False
     _names: set[tuple[bytes, bytes]] = attrs.field(factory=set)
     """Vhost and name of each queue of the tables."""
     _hashes: dict[str, tuple[bytes, bytes]] | None = None
@@ -69,6 +70,7 @@ class Namer:
 
     def __attrs_post_init__(self) -> None:
         self._queues = durable_queues(self.tables)
+        self._has_tables = self.tables.is_present or bool(self._queues)
         self._names = {(one.vhost, one.name) for one in self._queues}
 
     def vhost(self, vhost: VhostFiles) -> bytes | None:
@@ -111,6 +113,7 @@ class Namer:
             if given is not None and hashed in _hashed(given, queue):
                 return self._named(found, given, queue, "a message")
         found.found_by = ""
+        found.is_in_tables = not self._has_tables
         return found
 
     def _named(self, found: QueueDirectory, vhost: bytes, queue: bytes, found_by: str) -> QueueDirectory:
@@ -118,8 +121,7 @@ class Namer:
         found.queue, found.priority = names.split_sub_queue(queue)
         if (vhost, queue) in self._names:  # the name of a queue may end like a priority
             found.queue, found.priority = queue, None
-        if self.tables.is_present and not self.tables.damage:
-            found.is_durable = (vhost, found.queue) in self._names
+        found.is_in_tables = not self._has_tables or (vhost, found.queue) in self._names
         return found
 
     def _by_hash(self) -> dict[str, tuple[bytes, bytes]]:

@@ -24,6 +24,10 @@ _UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 """Errors of a file that leave the rest of the node to be read."""
 _TABLES = (".dets", ".ets", ".LOG", ".DCD", ".DCL")
 NO_JOURNAL = "journal.jif is missing: the messages and acknowledgements in it are lost"
+NOT_IN_TABLES = (
+    "the node's tables do not name this queue, which has persistent messages: they have lost it, or it was deleted. "
+    "The broker deletes its directory at a start"
+)
 _MOST_OF_A_TABLE = 2**28
 """Bytes of a file with these ends, which is read whole. The largest known ones have 30 MB, for 100,000 queues."""
 
@@ -201,9 +205,19 @@ class Node:
         for vhost in self.files.vhosts.values():
             yield from missing_segments(self.context, self.files, vhost)
             yield from changed_queues(vhost, self._terms[vhost.directory], self.directories(vhost), by_directory)
+        yield from self._not_in_tables()
         parts = {*by_directory, *(store for vhost in self.files.vhosts.values() for store in vhost.stores)}
         for file in self.unreadable.keys() - self.unread_files(parts).keys():
             yield SourceDamage(file=file, reason=self.unreadable[file])
+
+    def _not_in_tables(self) -> Iterator[SourceDamage]:
+        """Yield the queues that the node's tables do not name. Messages of a queue that is not durable are never persistent."""
+        for queue in self.queues.values():
+            lost = [part for part in queue.parts if not part.is_in_tables and part.persistent]
+            if lost:
+                name = joined(lost[0].directory, layout.QUEUE_NAME)
+                file = name if name in self.files.files else joined(lost[0].directory, lost[0].files[0])
+                yield SourceDamage(file=file, reason=NOT_IN_TABLES, name=queue.name)
 
     def unread_files(self, directories: Collection[str]) -> dict[str, str]:
         """Return the files in these directories that were tried and cannot be read, with the reasons."""

@@ -60,13 +60,13 @@ class RowReader:
     def complete(self, entries: Iterable[tuple[int, bytes, bytes | None]]) -> Iterator[_Item]:
         """Yield the messages of (position, entry, body)."""
         for position, encoded, body in entries:
-            entry, vhost, is_durable, is_final = decode_entry(encoded)
+            entry, vhost, is_final = decode_entry(encoded)
             self._certainty = CERTAIN if is_final else MAYBE_CONSUMED
             if body is None:
                 self._lose(entry)
                 continue
             place, term = decode_body(body)
-            yield from self._take(entry, vhost, position, term, place, is_durable=is_durable)
+            yield from self._take(entry, vhost, position, term, place)
             if self._batch.is_full():
                 yield self._batch.taken(self._name)
         yield from self.rest()
@@ -126,16 +126,16 @@ class RowReader:
         """Add a message to the batch. Yields what is damaged."""
         if entry.term_size:
             term = self._read(entry.file)[entry.term_offset : entry.term_offset + entry.term_size]
-            yield from self._take(entry, part.vhost, position, term, None, is_durable=part.is_durable)
+            yield from self._take(entry, part.vhost, position, term, None)
         elif self._store is None:
             return
         elif (place := self._store.find(entry.msg_id)) is None:
             self._lose(entry)
         else:
-            yield from self._take(entry, part.vhost, position, self._store.read(place), place, is_durable=part.is_durable)
+            yield from self._take(entry, part.vhost, position, self._store.read(place), place)
 
     def _take(
-        self, entry: LiveEntry, vhost: bytes | None, position: int, term: bytes, place: Place | None, *, is_durable: bool
+        self, entry: LiveEntry, vhost: bytes | None, position: int, term: bytes, place: Place | None
     ) -> Iterator[SourceDamage]:
         """Add the message of a term. ``place``: of its record, if it is in a shared store."""
         origin = Place(entry.file, entry.offset, entry.size, 0, entry.term_size) if place is None else place
@@ -152,7 +152,7 @@ class RowReader:
         if place is not None:
             entry = entry._replace(file=place.file, offset=place.offset, size=place.size)
         state = "ready"
-        if not entry.is_persistent or not is_durable:
+        if not entry.is_persistent:
             state = "transient"
         elif 0 < entry.expiry_us // 1000 <= self._context.now_ms:
             state = "expired"

@@ -113,10 +113,9 @@ class RabbitmqSource:
 
 
 def _info(queue: Queue) -> QueueInfo:
-    durable = [part for part in queue.parts if part.is_durable]
     details: dict[str, object] = {
-        "embedded": sum(part.embedded for part in durable),
-        "shared": sum(part.shared for part in durable),
+        "embedded": sum(part.embedded for part in queue.parts),
+        "shared": sum(part.shared for part in queue.parts),
         "index": f"v{queue.parts[0].version}",
     }
     if queue.parts[0].priority is not None:
