@@ -209,6 +209,7 @@ def test_example_of_index_v2():
     assert index_v2.read_stored(stored, 0xA05, 0x1DB) == (0xA0D, True)
     places = list(index_v2.walk_stored(stored))
     assert (64, 271) in places
+    assert list(index_v2.walk_stored(stored, places[1][0])) == places[1:]
     assert all(index_v2.encode_stored(stored[at + 8 : at + 8 + size]) == stored[at : at + 8 + size] for at, size in places)
 
 

@@ -81,6 +81,9 @@ DAMAGES: dict[str, tuple[Damage, int, str]] = {
     "index cut": (lambda node: change_size(node / queue(VHOST, "fan.a") / "0.idx", -3), 1, "bytes that are no entry"),
     "queue gone": (lambda node: shutil.rmtree(node / queue(VHOST, "fan.a")), 10, "is missing, and had 10 persistent"),
     "no .qi": (lambda node: (node / queue(VHOST, "events.v2") / "0.qi").unlink(), 16, "0.qi is missing"),
+    "short .qi": (
+        lambda node: change_size(node / queue(VHOST, "events.v2") / "0.qi", -32 * 9), 5, "ends before the entries of the last",
+    ),
     "no .qs": (lambda node: (node / queue(VHOST, "events.v2") / "0.qs").unlink(), 13, "in a .qs file that is missing"),
     "segment gone": (lambda node: (node / STORE / "0.rdq").unlink(), 9, "segment 0 is missing: it had"),
     "store gone": (lambda node: shutil.rmtree(node / ORDERS / "msg_store_persistent"), 15, "in no shared store"),

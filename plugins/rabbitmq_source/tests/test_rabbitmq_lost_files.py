@@ -16,7 +16,7 @@ from rabbitmq_files.messages import encode_message
 from rabbitmq_files.node_tables import DurableQueue
 from rabbitmq_files.properties import encode_properties
 from rabbitmq_files.tables import read_log
-from rabbitmq_nodes import listed, rows, truth, unpack
+from rabbitmq_nodes import facts, listed, rows, truth, unpack
 from support import command
 
 VHOST = Path("msg_stores/vhosts") / names.vhost_directory(b"/")
@@ -75,6 +75,65 @@ def states(node: Path) -> tuple[Counter[str], list[str]]:
     found, damage = rows(node, "q")
     counts = Counter(f"{row['state']} {row['certainty']}" for row in found["/", "q"])
     return counts, [span.reason.partition(":")[0] for span in damage if not span.reason.startswith("the queue directory")]
+
+
+def test_index_cut_at_block_lists_messages_behind(tmp_path):
+    """Of the 719 messages whose entries are gone, 461 are in the ``.qs`` file, and the others in the shared store."""
+    node = killed(tmp_path, "14049IPWY5WMKYX4P32YLNPMV", "LATEST.LOG")
+    index = next(node.rglob("E3RYC60PCSAUV6D7I2MOFR3C1/0.qi"))
+    whole = [fact for fact, row in zip(facts(truth()["orders", "orders.all"]), range(845), strict=True) if row < 126]
+    with index.open("r+b") as file:
+        file.truncate(4096)
+    found, damage = rows(node, "orders.all")
+    got = facts(found["orders", "orders.all"])
+    assert (got[:126], len(got)) == (whole, 126 + 461)
+    assert {row["certainty"] for row in listed(found["orders", "orders.all"])} == {"maybe_consumed"}
+    (span,) = damage
+    assert span.reason.startswith("ends before the entries of the last 461 messages in 0.qs")
+    with open_node(node) as source:
+        (change,) = (one for one in repair_node(source, node, tmp_path / "copy") if "0.qi" in one)
+    assert "the entries of 461 messages are added" in change
+    again, damage = rows(tmp_path / "copy", "orders.all")
+    assert (facts(again["orders", "orders.all"]), damage) == (got, [])
+
+
+@pytest.mark.parametrize(
+    ("entries", "ended", "expected", "is_damage"),
+    [
+        (ALIGNED, 14, {"ready certain": 14}, False),  # the others were acknowledged before they were written
+        (5, 20, {"ready maybe_consumed": 20}, True),
+        (5, None, {"ready maybe_consumed": 5, "orphan maybe_consumed": 15}, False),
+        (ALIGNED, None, {"ready maybe_consumed": 20}, True),
+        (STORED, None, {"ready maybe_consumed": 20}, False),
+    ],
+)
+def test_index_shorter_than_messages_depends_on_stop(tmp_path, entries, ended, expected, is_damage):
+    """A node that is well has such an index: the broker does not write entries of messages that are acknowledged soon."""
+    place = queue_of(tmp_path, 2)
+    make_index(place, entries)
+    if ended is not None:
+        end_cleanly(place, ended)
+    reason = f"ends before the entries of the last {STORED - entries} messages in 0.qs"
+    assert states(tmp_path) == (expected, [reason] if is_damage else [])
+
+
+def test_index_cut_in_an_entry_lists_messages_behind(tmp_path):
+    make_index(queue_of(tmp_path, 2), 6, cut=1)
+    counts, damage = states(tmp_path)
+    assert counts == {"ready maybe_consumed": 20}
+    assert damage == [
+        "an entry that is cut, or after the last number of the segment",
+        "ends before the entries of the last 15 messages in 0.qs",
+    ]
+
+
+def test_acknowledged_entries_explain_messages_behind(tmp_path):
+    """At a multiple of 512 bytes as well: each message without an entry may be one of those that are empty."""
+    place = queue_of(tmp_path, 2)
+    make_index(place, STORED)
+    data = (place / "0.qi").read_bytes()
+    (place / "0.qi").write_bytes(data[: 64 + 32 * 10] + bytes(32 * 20))
+    assert states(tmp_path) == ({"ready maybe_consumed": 10}, [])
 
 
 def test_queue_that_tables_lost_is_listed_with_damage(tmp_path):

@@ -156,10 +156,10 @@ def read_stored(data: Buffer, offset: int, size: int, *, begin: int = HEADER_SIZ
     return term, bool(flags)
 
 
-def walk_stored(data: Buffer) -> Iterator[tuple[int, int]]:
+def walk_stored(data: Buffer, start: int = HEADER_SIZE) -> Iterator[tuple[int, int]]:
     """Yield offset and size of each whole message in ``.qs``, acknowledged or not; at last, of bytes that are none. For these
-    and for a message whose checksum differs, :func:`read_stored` raises StoredError."""
-    at = 0 if header_damage(data, STORE_MAGIC) else HEADER_SIZE
+    and for a message whose checksum differs, :func:`read_stored` raises StoredError. ``start``: offset of a message."""
+    at = 0 if header_damage(data, STORE_MAGIC) else start
     while at and at + STORED_SIZE <= len(data):
         size, flags, _, zero = _STORED.unpack_from(data, at)
         if flags > 1 or zero or not size or at + STORED_SIZE + size > len(data):

@@ -19,6 +19,11 @@ def expected_messages(terms: Table) -> dict[str, int]:
     return dict(found for _, row in terms.terms if (found := _expected(row)) is not None)
 
 
+def ended_segments(terms: Table) -> dict[str, dict[int, int]]:
+    """Return the messages of each segment of index v2 when its queue ended, by the hash of its directory."""
+    return dict(found for _, row in terms.terms if (found := _segments(row)) is not None)
+
+
 def changed_queues(
     vhost: VhostFiles, terms: Table, parts: Sequence[QueueDirectory], names: Mapping[str, QueueName]
 ) -> Iterator[SourceDamage]:
@@ -68,8 +73,21 @@ def _missing_segments(node: NodeFiles, store: str, segments: list[str], place: s
 
 def _expected(row: Any) -> tuple[str, int] | None:
     """Return directory and number of persistent messages from a row of ``recovery.dets``."""
+    hashed, count = _term(row, "persistent_count")
+    return (hashed, count) if hashed and isinstance(count, int) else None
+
+
+def _segments(row: Any) -> tuple[str, dict[int, int]] | None:
+    """Return directory and messages of each segment from a row of ``recovery.dets`` of a queue with index v2."""
+    match _term(row, "v2_index_state"):
+        case str(hashed), (2, dict(counts)):
+            return hashed, {number: count for number, count in counts.items() if isinstance(count, int)}
+    return None
+
+
+def _term(row: Any, name: str) -> tuple[str | None, Any]:
+    """Return directory and a value from a row of ``recovery.dets``, or None for what it does not have."""
     if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], list)):
-        return None
-    hashed = text_of(row[0])
-    counts = [pair[1] for pair in row[1] if isinstance(pair, tuple) and len(pair) == 2 and pair[0] == "persistent_count"]
-    return (hashed, counts[0]) if hashed and counts and isinstance(counts[0], int) else None
+        return None, None
+    pairs = (pair for pair in row[1] if isinstance(pair, tuple) and len(pair) == 2)
+    return text_of(row[0]), next((value for key, value in pairs if key == name), None)

@@ -10,7 +10,7 @@ import attrs
 
 from msgstore.contract import Buffer, ConfigError, QueueName, SourceContext, SourceDamage
 from msgstore_rabbitmq_source import layout
-from msgstore_rabbitmq_source.cross_check import changed_queues, expected_messages, missing_segments
+from msgstore_rabbitmq_source.cross_check import changed_queues, ended_segments, expected_messages, missing_segments
 from msgstore_rabbitmq_source.layout import NodeFiles, VhostFiles, joined
 from msgstore_rabbitmq_source.naming import SYSTEM, Namer, QueueDirectory, queue_name, text
 from msgstore_rabbitmq_source.queue_index import LiveEntry, likely_segment_entries, live_entries
@@ -71,7 +71,8 @@ class Node:
     _stores: dict[str, SharedStore] = attrs.field(factory=dict)
     _terms: dict[str, Table] = attrs.field(factory=dict)
     _expected: dict[str, dict[str, int]] = attrs.field(factory=dict)
-    """Directory of a vhost to the messages that ``recovery.dets`` says of its queues."""
+    _ended: dict[str, dict[str, dict[int, int]]] = attrs.field(factory=dict)
+    """Directory of a vhost to what ``recovery.dets`` says of its queues."""
 
     @classmethod
     def find(cls, context: SourceContext) -> Node:
@@ -105,7 +106,7 @@ class Node:
             del self.files.vhosts[vhost.directory], self.vhost_names[vhost.directory]
             return
         terms = self._terms[vhost.directory] = recovery_terms(self.context, self.files, vhost)
-        self._expected[vhost.directory] = expected_messages(terms)
+        self._expected[vhost.directory], self._ended[vhost.directory] = expected_messages(terms), ended_segments(terms)
         for directory in sorted(vhost.queues):
             part = namer.queue(vhost, vhost_name, directory)
             queue = self.queues.setdefault(name := queue_name(part), Queue(name, vhost))
@@ -128,7 +129,7 @@ class Node:
                 for entry in self.entries(queue.vhost, part.directory):
                     if isinstance(entry, SourceDamage):
                         queue.is_final = False
-                    elif entry.is_persistent:
+                    elif entry.is_persistent and not entry.is_orphan:
                         part.embedded += entry.term_size > 0
                         part.shared += entry.term_size == 0
                 queue.is_final &= expected.get(part.hashed, part.persistent) == part.persistent
@@ -139,7 +140,8 @@ class Node:
         """Yield the messages in the index of a queue directory, and damage."""
         if self._has_lost_journal(vhost, directory):
             yield SourceDamage(file=joined(directory, layout.QUEUE_NAME), reason=NO_JOURNAL)
-        yield from live_entries(directory, vhost.queues[directory], self.segment_entries(vhost), self.context.read)
+        ended = self._ended[vhost.directory].get(PurePosixPath(directory).name)
+        yield from live_entries(directory, vhost.queues[directory], self.segment_entries(vhost), self.context.read, ended)
 
     def _has_lost_journal(self, vhost: VhostFiles, directory: str) -> bool:
         """Return True for a queue with index v1 whose journal is missing. A broker makes both at once, and msgstore the journal

@@ -12,6 +12,8 @@ from rabbitmq_files import index_v1, index_v2
 
 SEGMENT_NUMBERS = 4096
 """Messages of a segment of index v2, unless the node was configured otherwise."""
+_BLOCK_SIZE = 512
+"""A file that a copy or a power failure has cut ends at a multiple. Entries of an index do so as well."""
 _WITHOUT_INDEX = "acknowledged messages are listed as well, and those in the shared store are orphans (--state orphan)"
 Read = Callable[[str], Buffer]
 
@@ -37,20 +39,25 @@ class LiveEntry(NamedTuple):
     is_verified: bool = False
     is_unsure: bool = False
     """True if nothing says that the message is not acknowledged."""
+    is_orphan: bool = False
+    """True if no index has the message, as is usual for one that was acknowledged or not confirmed."""
 
 
 Found = LiveEntry | SourceDamage
 
 
-def live_entries(directory: str, names: list[str], segment_entries: int, read: Read) -> Iterator[Found]:
-    """Yield the messages of a queue directory, and damage. ``segment_entries``: of index v1."""
+def live_entries(
+    directory: str, names: list[str], segment_entries: int, read: Read, ended: Mapping[int, int] | None = None
+) -> Iterator[Found]:
+    """Yield the messages of a queue directory, and damage. ``segment_entries``: of index v1. ``ended``: number of a segment of
+    index v2 to its messages when the queue ended cleanly, or None."""
     by_kind: dict[str, dict[int, str]] = {"idx": {}, "qi": {}, "qs": {}}
     for name in names:
         if match := NUMBERED.fullmatch(name):
             by_kind[match[2]][int(match[1])] = joined(directory, name)
     journal = joined(directory, JOURNAL) if JOURNAL in names else None
     v1 = _live_v1(by_kind["idx"], journal, segment_entries, read) if by_kind["idx"] or journal else iter(())
-    v2 = _live_v2(by_kind["qi"], by_kind["qs"], read)
+    v2 = _live_v2(by_kind["qi"], by_kind["qs"], read, ended)
     if (by_kind["idx"] or journal) and by_kind["qi"]:  # killed while the broker changed the version of the index
         yield from _merged(v1, v2)
     else:
@@ -116,28 +123,33 @@ def _unread(file: str, found: index_v1.IndexFile) -> Iterator[SourceDamage]:
     return (SourceDamage(file=file, offset=offset, size=size, reason=reason) for offset, size, reason in found.damage)
 
 
-def _live_v2(indexes: Mapping[int, str], stores: Mapping[int, str], read: Read) -> Iterator[Found]:
+def _live_v2(
+    indexes: Mapping[int, str], stores: Mapping[int, str], read: Read, ended: Mapping[int, int] | None
+) -> Iterator[Found]:
     for number in sorted(indexes.keys() | stores.keys()):
         index, store = indexes.get(number), stores.get(number)
         if index is None:
             assert store is not None
             if next(index_v2.walk_stored(read(store)), None) is not None:
                 yield SourceDamage(file=store, reason=f"{number}.qi is missing: {_WITHOUT_INDEX}")
-                yield from _walk(store, read)
+                yield from _walk(store, read(store))
             continue
-        segment, can_be_used = read_index(read(index), number)
+        rows = read(index)
+        segment, can_be_used = read_index(rows, number)
         for offset, size, reason in segment.damage:
             yield SourceDamage(file=index, offset=offset, size=size, reason=reason)
         data = read(store) if store is not None else b""
         if store is not None and data and (reason := index_v2.header_damage(data, index_v2.STORE_MAGIC)):
             yield SourceDamage(file=store, size=min(len(data), index_v2.HEADER_SIZE), reason=reason)
-        if store is not None and (not can_be_used or _has_no_header(read(index), data)):
+        if store is not None and (not can_be_used or _has_no_header(rows, data)):
             if can_be_used:
                 yield SourceDamage(file=index, reason=f"has no header: {_WITHOUT_INDEX}")
-            yield from _walk(store, read)
+            yield from _walk(store, data)
             continue
         for entry in segment.entries:
             yield _live_entry(entry, index, store, data)
+        if store is not None:
+            yield from _behind(index, len(rows), segment, store, data, None if ended is None else ended.get(number, 0))
 
 
 def read_index(data: Buffer, number: int) -> tuple[index_v2.Segment, bool]:
@@ -182,10 +194,38 @@ def _live_entry(entry: index_v2.Entry, index: str, store: str | None, data: Buff
     return SourceDamage(file=index, offset=entry.offset, size=index_v2.ENTRY_SIZE, reason=reason, messages=lost)
 
 
-def _walk(store: str, read: Read) -> Iterator[Found]:
+def _behind(
+    index: str, index_size: int, segment: index_v2.Segment, store: str, data: Buffer, ended: int | None
+) -> Iterator[Found]:
+    """Yield the messages of a ``.qs`` file behind those of the index, if the index is too short to have had them all.
+
+    The broker does not write the entry of a message that is acknowledged soon, and a kill loses those that it had not yet
+    written. So the index is damaged only if it had more messages when the broker stopped, or ends as a file that was cut.
+    """
+    place, end = -1, index_v2.HEADER_SIZE
+    for entry in segment.entries:
+        if entry.place == "own" and entry.stored_offset >= end:
+            place, end = entry.number, entry.stored_offset + index_v2.STORED_SIZE + entry.stored_size
+    if end >= len(data) or (ended is not None and ended <= len(segment.entries)):
+        return
+    slots = (index_size - index_v2.HEADER_SIZE) // index_v2.ENTRY_SIZE
+    free = segment.first + slots - max(place + 1, segment.first) - sum(entry.number > place for entry in segment.entries)
+    found = list(_walk(store, data, end))
+    messages = [entry for entry in found if isinstance(entry, LiveEntry)]
+    if len(messages) <= free:
+        return
+    is_cut = (index_size - index_v2.HEADER_SIZE) % index_v2.ENTRY_SIZE > 0 or index_size % _BLOCK_SIZE == 0
+    if ended is None and not is_cut:
+        yield from (entry._replace(is_orphan=True) for entry in messages)
+        return
+    reason = f"ends before the entries of the last {len(messages):,} messages in {store.rpartition('/')[2]}: {_WITHOUT_INDEX}"
+    yield SourceDamage(file=index, offset=index_size, reason=reason)
+    yield from found
+
+
+def _walk(store: str, data: Buffer, start: int = index_v2.HEADER_SIZE) -> Iterator[Found]:
     """Yield each message of a ``.qs`` file without its index."""
-    data = read(store)
-    for offset, size in index_v2.walk_stored(data):
+    for offset, size in index_v2.walk_stored(data, start):
         place = (store, offset, index_v2.STORED_SIZE + size)
         try:
             term, verified = index_v2.read_stored(data, offset, size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -181,8 +181,11 @@ class Repair:
         for name in sorted(files):
             place, match = joined(directory, name), NUMBERED.fullmatch(name)
             if match and match[2] == "qi":
+                size = (self.copy / place).stat().st_size
                 yield from self._index_v2(place, int(match[1]))
                 yield from self._empty_entries(place, sorted(span.offset for span in damage[place] if span.messages))
+                if any(span.offset == size for span in damage[place]):
+                    yield from self._lost_end(vhost, place)
             elif match and match[2] == "qs":
                 yield from self._stored(place, int(match[1]))
                 if f"{match[1]}.qi" not in files:
@@ -256,22 +259,39 @@ class Repair:
         data = (self.copy / store).read_bytes()
         number = int(PurePosixPath(store).stem)
         first = number * SEGMENT_NUMBERS
-        entries = [index_v2.encode_header(index_v2.INDEX_MAGIC, first, first + SEGMENT_NUMBERS)]
-        for offset, size in index_v2.walk_stored(data):
-            with suppress(index_v2.StoredError, MessageError):
-                term, _ = index_v2.read_stored(data, offset, size)
-                message, _ = read_message(data, term)
-                body_size = len(message.body) if message.indexed_size is None else message.indexed_size
-                entries.append(index_v2.encode_own(offset, size, body_size, is_persistent=message.is_persistent))
+        header = index_v2.encode_header(index_v2.INDEX_MAGIC, first, first + SEGMENT_NUMBERS)
+        entries = list(_entries(data, index_v2.walk_stored(data)))
         index = PurePosixPath(store).with_suffix(".qi")
-        (self.copy / index).write_bytes(b"".join(entries[: 1 + SEGMENT_NUMBERS]))
-        yield f"{index}: written with the {len(entries) - 1:,} messages of {PurePosixPath(store).name}, as it was lost"
+        (self.copy / index).write_bytes(header + b"".join(entries[:SEGMENT_NUMBERS]))
+        yield f"{index}: written with the {len(entries):,} messages of {PurePosixPath(store).name}, as it was lost"
+
+    def _lost_end(self, vhost: VhostFiles, index: str) -> Iterator[str]:
+        """Add the entries behind which an index was cut: of every message there in ``.qs``, acknowledged or not."""
+        store = str(PurePosixPath(index).with_suffix(".qs"))
+        found = self.source.node.entries(vhost, str(PurePosixPath(index).parent))
+        behind = [one for one in found if isinstance(one, LiveEntry) and one.file == store and one.is_unsure]
+        places = [(one.offset, one.term_size) for one in behind]
+        with (self.copy / index).open("ab") as file:
+            slots = SEGMENT_NUMBERS - (file.tell() - index_v2.HEADER_SIZE) // index_v2.ENTRY_SIZE
+            entries = list(_entries((self.copy / store).read_bytes(), places))[:slots]
+            file.write(b"".join(entries))
+        yield f"{index}: the entries of {len(entries):,} messages are added, as its end was lost"
 
     def _empty_entries(self, index: str, offsets: list[int]) -> Iterator[str]:
         """Empty entries of index v2, as an acknowledgement does."""
         for offset in offsets if (self.copy / index).exists() else ():
             change_bytes(self.copy / index, offset, bytes(index_v2.ENTRY_SIZE))
             yield f"{index}: the entry at {offset:,} is empty now, as its message cannot be read"
+
+
+def _entries(stored: bytes, places: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield entries of index v2 for the messages at these offsets of ``.qs``, with these sizes, as far as they can be read."""
+    for offset, size in places:
+        with suppress(index_v2.StoredError, MessageError):
+            term, _ = index_v2.read_stored(stored, offset, size)
+            message, _ = read_message(stored, term)
+            body_size = len(message.body) if message.indexed_size is None else message.indexed_size
+            yield index_v2.encode_own(offset, size, body_size, is_persistent=message.is_persistent)
 
 
 def change_bytes(file: Path, offset: int, new: bytes) -> None:

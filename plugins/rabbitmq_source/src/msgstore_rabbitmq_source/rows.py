@@ -152,7 +152,9 @@ class RowReader:
         if place is not None:
             entry = entry._replace(file=place.file, offset=place.offset, size=place.size)
         state = "ready"
-        if not entry.is_persistent:
+        if entry.is_orphan:
+            state = "orphan"
+        elif not entry.is_persistent:
             state = "transient"
         elif 0 < entry.expiry_us // 1000 <= self._context.now_ms:
             state = "expired"
