@@ -272,6 +272,14 @@ def test_message_without_checksum_is_not_verified():
     assert index_v2.read_stored(data, 64, 5) == (72, False)
 
 
+def test_walk_goes_on_behind_zeros():
+    """RabbitMQ 4 leaves them for a message that is acknowledged before it is written."""
+    long = index_v2.encode_stored(b"x" * 300)
+    data = QS + STORED + bytes(21) + long + bytes(9) + STORED + bytes(50)
+    assert list(index_v2.walk_stored(data)) == [(64, 5), (98, 300), (415, 5)]
+    assert list(index_v2.walk_stored(data[:-52]))[:2] == [(64, 5), (98, 300)]
+
+
 @pytest.mark.parametrize(
     ("data", "places", "rest"),
     [

@@ -6,6 +6,7 @@ A ``.qs`` file keeps acknowledged messages until the whole segment goes, so it c
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ MAX_ENTRIES = 2**20
 _CHECKED_REST = 2**26
 """Bytes after the last entry that are checked for others than zeros. A sparse file may claim any size."""
 
+_NOT_ZERO = re.compile(rb"[^\0]")
 _HEADER = Struct(">4sBQQ")
 _ENTRY = Struct(">BBBB16sIQ")
 _OWN_ENTRY = Struct(">BBBBQIIIQ")
@@ -162,12 +164,29 @@ def walk_stored(data: Buffer, start: int = HEADER_SIZE) -> Iterator[tuple[int, i
     at = 0 if header_damage(data, STORE_MAGIC) else start
     while at and at + STORED_SIZE <= len(data):
         size, flags, _, zero = _STORED.unpack_from(data, at)
+        if not size and (after := _after_hole(data, at)):
+            at = after
+            continue
         if flags > 1 or zero or not size or at + STORED_SIZE + size > len(data):
             break
         yield at, size
         at += STORED_SIZE + size
     if data[at : at + _CHECKED_REST].strip(b"\0"):
         yield at, max(len(data) - at - STORED_SIZE, 0)
+
+
+def _after_hole(data: Buffer, at: int) -> int:
+    """Return the offset of the message behind the zeros at ``at``, if its checksum agrees, else 0. RabbitMQ 4 leaves zeros for
+    a message that is acknowledged before it is written."""
+    if (match := _NOT_ZERO.search(data, at, at + _CHECKED_REST)) is None:
+        return 0
+    for start in range(max(match.start() - 3, at), match.start() + 1):  # a size begins with up to three zeros
+        try:
+            if read_stored(data, start, int.from_bytes(data[start : start + 4], "big"))[1]:
+                return start
+        except StoredError:
+            continue
+    return 0
 
 
 def encode_header(magic: bytes, first: int, stop: int) -> bytes:
