@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from msgstore.contract import ConfigError
+from msgstore.contract import ConfigError, StoreIOError
+from msgstore.testing.faults import UnsyncedFiles
 from msgstore_queues.directories import QUEUE_FILE, queue_path
 from msgstore_queues.testing.backing_queues import take_all
-from queues_support import bodies
+from queues_support import bodies, open_on
 from rabbitmq_files.names import encode_queue_name, queue_directory, sub_queue
 
 PRIORITY = {"use": "priority", "levels": 3}
@@ -95,3 +99,51 @@ def test_all_256_priorities_work(vhost):
     jobs = vhost.queue("jobs", backing={"use": "priority", "levels": 256, "over": "memory"})
     publish(jobs, 0, 255, 254)
     assert bodies(jobs) == [b"1 of 255", b"2 of 254", b"0 of 0"]
+
+
+class SyncFiles(UnsyncedFiles):
+    """Knows which files have changed since they were synced."""
+
+    fail = -1
+    """The number of syncs before the one that fails."""
+
+    def __init__(self):
+        self.changed = set()
+
+    def pwrite(self, fd, data, offset):
+        super().pwrite(fd, data, offset)
+        self.changed.add(self.identity(fd))
+
+    def sync(self, fd):
+        self.fail -= 1
+        if self.fail == -1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.changed.discard(self.identity(fd))
+
+
+def count_descriptors():
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+@pytest.mark.parametrize("fail", range(3))
+@pytest.mark.parametrize("index", ["v1", "v2"])
+def test_failed_sync_leaves_no_level_unsynced(index, fail, tmp_path):
+    """Every level is synced in the flush that fails, or in the one that confirms. No descriptor stays open."""
+    files, confirmed = SyncFiles(), []
+    with open_on(tmp_path, files, durability="fsync") as vhost:
+        jobs = vhost.queue("jobs", backing=PRIORITY, index=index)
+        publish(jobs, 0, 1, 2)
+        vhost.flush()
+        before = count_descriptors()
+        for priority in range(3):
+            jobs.publish(b"", properties={"priority": priority}, on_confirm=lambda: confirmed.append(1))
+        files.changed.clear()
+        files.fail = fail
+        try:
+            vhost.flush()
+        except StoreIOError:
+            assert not confirmed
+            vhost.flush()
+        assert len(confirmed) == 3
+        assert files.changed == set()
+        assert count_descriptors() <= before

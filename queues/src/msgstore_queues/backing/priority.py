@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -147,13 +148,11 @@ class PriorityQueue:
             queue.write()
 
     def sync(self) -> Callable[[], None]:
-        syncs = [queue.sync() for queue in self._queues.values()]
-
-        def run() -> None:
-            for sync in syncs:
-                sync()
-
-        return run
+        """Each function that a queue below returned is called, also after another one failed: no later flush repeats it."""
+        with ExitStack() as syncs:
+            for queue in self._queues.values():
+                syncs.callback(queue.sync())
+            return syncs.pop_all().close
 
     def end_flush(self) -> None:
         for queue in self._queues.values():
