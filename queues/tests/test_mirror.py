@@ -6,11 +6,13 @@ import errno
 import json
 import random
 import shutil
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 
-from msgstore.contract import StoreError, StoreLocked
+from msgstore.contract import StoreError, StoreIOError, StoreLocked
 from msgstore.files import Files
 from msgstore_queues import open_vhost
 from msgstore_queues.backing.mirror_copies import STATE_FILE
@@ -48,9 +50,14 @@ class FailBelow(Files):
 
     failing: Path | None = None
     failing_sync: Path | None = None
+    failing_read: Path | None = None
+    failing_states: Iterator[bool] = iter(())
+    """Of the next writes of states, which fail."""
 
     def __init__(self):
         self._paths = {}
+        self.unsynced = set()
+        """Files that have changed since they were synced."""
 
     def open_write(self, path):
         fd = super().open_write(path)
@@ -66,6 +73,20 @@ class FailBelow(Files):
         if self.failing and self.failing in self._paths[fd].parents:
             raise OSError(errno.EIO, "Input/output error", str(self._paths[fd]))
         super().pwrite(fd, data, offset)
+        self.unsynced.add(self.identity(fd))
+
+    def pread(self, fd, size, offset):
+        if self.failing_read and self.failing_read in self._paths[fd].parents:
+            raise OSError(errno.EIO, "Input/output error", str(self._paths[fd]))
+        return super().pread(fd, size, offset)
+
+    def write_file(self, path, chunks, *, sync):
+        if path.name == STATE_FILE and next(self.failing_states, False):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        super().write_file(path, chunks, sync=sync)
+
+    def sync(self, fd):
+        self.unsynced.discard(self.identity(fd))
 
     def sync_directory(self, path):
         if path in (self.failing_sync, self.failing):
@@ -77,9 +98,9 @@ def subject():
     return next(one for one in installed_backing_queues() if one.descriptor.name == "mirror")
 
 
-def open_failing(subject: Subject, path):
+def open_failing(subject: Subject, path, **options):
     files = FailBelow()
-    vhost = subject.open(path, files)
+    vhost = subject.open(path, files, **options)
     return files, vhost, vhost.queue("jobs", **subject.queue_options(path))
 
 
@@ -151,6 +172,99 @@ def test_stale_copy_never_wins(failing, subject, tmp_path, places):
     shutil.rmtree(places[failing])
     shutil.copytree(tmp_path / "stale", places[failing])
     assert read(tmp_path) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_key_is_free_after_a_copy_failed(failing, subject, tmp_path, places):
+    """The key of a message that is ready, and of one that was taken and came back."""
+    files, vhost, jobs = open_failing(subject, tmp_path)
+    jobs.publish(b"000000", key="first")
+    jobs.publish(b"000001", key="second")
+    taken = jobs.receive()
+    files.failing = places[failing]
+    vhost.flush()
+    assert jobs.stats()["copies"] == [str(places[1 - failing])]
+    taken.nack()
+    for received in [jobs.receive(), jobs.receive()]:
+        received.ack()
+    jobs.publish(b"000002", key="first")
+    jobs.publish(b"000003", key="second")
+    assert bodies(jobs) == [2, 3]
+    vhost.abandon()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("flushes", [1, 3])
+def test_copy_that_fails_after_a_full_disk_never_wins(flushes, failing, subject, tmp_path, places):
+    """Both copies stay if the one that works cannot save that it goes on alone."""
+    files, vhost, jobs = open_failing(subject, tmp_path)
+    publish(jobs, range(1))
+    vhost.flush()
+    publish(jobs, range(1, 2))
+    files.failing, files.failing_states = places[1 - failing], repeat(True)
+    with pytest.raises(StoreIOError):
+        vhost.flush()
+    files.failing, files.failing_states = None, iter(())
+    vhost.flush()
+    assert jobs.stats()["copies"] == list(map(str, places))
+    files.failing = places[failing]
+    for number in range(flushes):
+        jobs.receive().ack()
+        publish(jobs, [2 + number])
+        vhost.flush()
+    vhost.abandon()
+    assert read(tmp_path) == list(range(flushes, flushes + 2))
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_copy_whose_failure_cannot_be_saved_is_left_out(failing, subject, tmp_path, places):
+    """It has not taken the message that the other has taken."""
+    files = FailBelow()
+    vhost = subject.open(tmp_path, files)
+    over = {"use": "variable", "memory": 0}
+    jobs = vhost.queue("jobs", backing={"use": "mirror", "directory": tmp_path / "mirror", "over": over})
+    publish(jobs, range(3))
+    vhost.flush()
+    files.failing_read, files.failing_states = places[failing], repeat(True)
+    received = jobs.receive()
+    assert (received.body[:6], len(jobs), jobs.unacked) == (b"000000", 2, 1)
+    received.ack()
+    with pytest.raises(StoreIOError):
+        vhost.flush()  # nothing is confirmed before the epoch is saved
+    files.failing_states = iter(())
+    vhost.close()
+    assert read(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("states", [[True, True], [False, True, True]])
+def test_flush_that_failed_has_no_number(states, clean, subject, tmp_path):
+    """Otherwise, a copy that has saved it, or has not, differs from the other one for ever, and the vhost cannot be opened."""
+    files, vhost, jobs = open_failing(subject, tmp_path)
+    for number in range(2):
+        publish(jobs, [number])
+        files.failing_states = iter(states)
+        with pytest.raises(StoreIOError):
+            vhost.flush()
+    if clean:
+        vhost.close()
+    else:
+        vhost.abandon()
+    assert read(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_failed_sync_leaves_no_copy_unsynced(failing, subject, tmp_path, places):
+    files, vhost, jobs = open_failing(subject, tmp_path, durability="fsync")
+    publish(jobs, range(3))
+    files.failing_sync, files.failing_states = places[failing], repeat(True)
+    with pytest.raises(StoreIOError):
+        vhost.flush()
+    files.failing_sync, files.failing_states = None, iter(())
+    vhost.flush()
+    assert jobs.stats()["copies"] == list(map(str, places))
+    assert files.unsynced == set()
+    vhost.abandon()
 
 
 def test_messages_of_a_copied_queue_are_marked_as_redelivered(tmp_path, places):

@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from threading import RLock
 from typing import Any, TypeVar
 
-from msgstore.contract import MsgStoreError
+from msgstore.contract import MsgStoreError, StoreIOError
 from msgstore_queues.backing.mirror_copies import Copy, open_copies
 from msgstore_queues.contract import BackingQueue, BackingQueueContext, Delivery, Message
 
 log = logging.getLogger("msgstore.queues")
 
 T = TypeVar("T")
-_COPIES = 2
 
 
 class MirrorQueue:
     """Implements :class:`msgstore_queues.contract.BackingQueue`.
 
-    A position is that in the copy which is the primary when it is given out, times 2, plus the number of that copy.
+    A position is the id of the message, as a number: the queue knows positions of messages that are not taken yet, and these
+    stay the same when the primary fails.
     """
 
     def __init__(self, context: BackingQueueContext) -> None:
@@ -40,6 +41,12 @@ class MirrorQueue:
         self._second = self._copies[-1].second_directory
         self._unacked: dict[int, dict[int, int]] = {}
         """For each unacked message its position in each copy, by the number of the copy."""
+        self._states = RLock()
+        """Guards what follows, and the states of copies: a sync runs without the lock of the queue."""
+        self._epoch = max(copy.state.epoch for copy in self._copies)
+        """No state on disk has a higher epoch, not even one whose write has failed."""
+        self._flushes = max(copy.state.position for copy in self._copies)
+        """Position of the last flush that all copies have noted."""
 
     # -- copies -----------------------------------------------------------------------------------------------------------
 
@@ -47,37 +54,43 @@ class MirrorQueue:
     def _primary(self) -> Copy:
         return self._copies[0]
 
-    def _on_primary(self, call: Callable[[BackingQueue], T]) -> T:
-        """Return what a call gives that changes nothing. If it fails, the next copy becomes the primary."""
-        while True:
-            try:
-                return call(self._primary.queue)
-            except (OSError, MsgStoreError) as error:
-                if len(self._copies) == 1:
-                    raise
-                self._drop(self._primary, error)
-
-    def _on_each(self, call: Callable[[Copy], T]) -> dict[int, T]:
-        """Return what a call gives for each copy, by its number. A copy that fails is dropped, unless it is the last one."""
-        found = {}
-        for copy in list(self._copies):
+    def _on_each(
+        self, call: Callable[[Copy], T], *, of: Iterable[Copy] | None = None, is_repeated: bool = False
+    ) -> dict[int, T]:
+        """Return what a call gives for each copy, by its number. Copies that fail are dropped, unless all do. ``of``: not
+        those that work now. ``is_repeated``: the next flush repeats the call, so a copy that has failed may stay."""
+        found, failed = dict[int, T](), list[tuple[Copy, OSError | MsgStoreError]]()
+        for copy in self._copies if of is None else of:
             try:
                 found[copy.number] = call(copy)
             except (OSError, MsgStoreError) as error:
-                if len(self._copies) == 1:
-                    raise
-                self._drop(copy, error)
+                failed.append((copy, error))
+        if failed and not found:
+            raise failed[0][1]
+        for copy, reason in failed:
+            self._drop(copy, reason, must_save=is_repeated)
         return found
 
-    def _drop(self, copy: Copy, reason: object) -> None:
-        """Go on without a copy. The others have a higher epoch from now on, so that it is never taken for one of them."""
-        others = [other for other in self._copies if other is not copy]
-        log.warning("%s: is left out of the mirror: %s. The queue goes on in %s", copy.directory, reason, others[0].directory)
-        for other in others:
-            other.state.epoch += 1
-            other.save_state(is_open=True)
-        self._copies = others
-        self._lost.append(copy)
+    def _drop(self, copy: Copy, reason: object, *, must_save: bool = False) -> None:
+        """Go on without a copy. The other has a higher epoch from now on, so that the copy is never taken for it. If the other
+        cannot save that, and ``must_save``, both have failed: both stay, and an OSError is raised. Otherwise, the copies have
+        different messages, so one of them must go; the next flush saves the epoch before it confirms anything."""
+        with self._states:
+            if copy not in self._copies:
+                return
+            if len(self._copies) == 1:
+                raise StoreIOError(f"{copy.directory}: {reason}. The other copy of the queue has failed before.")
+            (other,) = (one for one in self._copies if one is not copy)
+            self._epoch += 1
+            try:
+                other.save_state(is_open=True, epoch=self._epoch)
+            except OSError as error:
+                if must_save:
+                    raise
+                log.warning("%s: cannot save that it goes on alone: %s. The next flush tries again.", other.directory, error)
+            log.warning("%s: is left out of the mirror: %s. The queue goes on in %s", copy.directory, reason, other.directory)
+            self._copies = [other]
+            self._lost.append(copy)
 
     def _close_lost(self) -> None:
         while self._lost:
@@ -106,13 +119,9 @@ class MirrorQueue:
 
     # -- messages ---------------------------------------------------------------------------------------------------------
 
-    def _outer(self, positions: Mapping[int, int]) -> int:
-        """Return the position of a message by those in the copies."""
-        number = self._primary.number
-        return positions[number] * _COPIES + number
-
     def publish(self, message: Message) -> int:
-        return self._outer(self._on_each(lambda copy: copy.queue.publish(message)))
+        self._on_each(lambda copy: copy.queue.publish(message))
+        return _position(message)
 
     def publish_delivered(self, message: Message) -> Delivery:
         return self._taken(self._on_each(lambda copy: copy.queue.publish_delivered(message)))
@@ -129,13 +138,15 @@ class MirrorQueue:
 
     def _taken(self, found: Mapping[int, Delivery | None]) -> Delivery:
         deliveries = {number: delivery for number, delivery in found.items() if delivery is not None}
-        positions = {number: delivery.position for number, delivery in deliveries.items()}
-        position = self._outer(positions)
-        self._unacked[position] = positions
-        return deliveries[self._primary.number]._replace(position=position)
+        mine = deliveries[self._primary.number]
+        position = _position(mine.message)
+        while position in self._unacked:  # a second message with the same id
+            position += 1
+        self._unacked[position] = {number: delivery.position for number, delivery in deliveries.items()}
+        return mine._replace(position=position)
 
     def peek(self) -> Message | None:
-        return self._on_primary(lambda queue: queue.peek())
+        return self._on_each(lambda copy: copy.queue.peek())[self._primary.number]
 
     def ack(self, positions: Iterable[int]) -> None:
         self._settle(positions, lambda queue, below: queue.ack(below))
@@ -144,15 +155,16 @@ class MirrorQueue:
         self._settle(positions, lambda queue, below: queue.requeue(below))
 
     def _settle(self, positions: Iterable[int], call: Callable[[BackingQueue, list[int]], None]) -> None:
-        taken = [self._unacked.pop(position) for position in positions]
-        self._on_each(lambda copy: call(copy.queue, [one[copy.number] for one in taken]))
+        taken = {position: self._unacked[position] for position in positions}
+        self._on_each(lambda copy: call(copy.queue, [below[copy.number] for below in taken.values()]))
+        for position in taken:  # not earlier: if both copies have failed, nothing has changed
+            del self._unacked[position]
 
     def purge(self) -> int:
         return self._on_each(lambda copy: copy.queue.purge())[self._primary.number]
 
     def fold(self, call: Callable[[int, Message], object]) -> None:
-        number = self._primary.number
-        self._primary.queue.fold(lambda position, message: call(position * _COPIES + number, message))
+        self._primary.queue.fold(lambda _, message: call(_position(message), message))
 
     def fold_acks(self, call: Callable[[int, Message], object]) -> None:
         number = self._primary.number
@@ -169,25 +181,40 @@ class MirrorQueue:
 
     def begin_flush(self) -> None:
         self._close_lost()
-        self._on_each(lambda copy: copy.queue.begin_flush())
+        self._on_each(lambda copy: copy.queue.begin_flush(), is_repeated=True)
 
     def write(self) -> None:
         """The primary first: what the others have, it has, too."""
-        self._on_each(lambda copy: copy.queue.write())
+        self._on_each(lambda copy: copy.queue.write(), is_repeated=True)
         if not self._is_synced:
-            self._on_each(Copy.note_flush)
+            self._note_flush()
+
+    def _note_flush(self) -> None:
+        """Save that the copies have all of a flush, the primary first: the others are never ahead. A flush that failed has not
+        used up its number: the primary may have saved it alone."""
+        with self._states:
+            number = self._flushes + 1
+            for copy in list(self._copies):
+                try:
+                    copy.note_flush(self._epoch, number)
+                except OSError as error:
+                    if len(self._copies) == 1:
+                        raise
+                    self._drop(copy, error, must_save=True)
+            self._flushes = number
 
     def sync(self) -> Callable[[], None]:
-        syncs = self._on_each(lambda copy: copy.queue.sync())
+        """Each function that a copy returned is called, also after another one failed: no later flush repeats it."""
+        syncs = {copy: _or_raise(copy.queue.sync) for copy in self._copies}
 
         def run() -> None:
-            self._on_each(lambda copy: syncs[copy.number]())
-            self._on_each(Copy.note_flush)
+            self._on_each(lambda copy: syncs[copy](), of=syncs, is_repeated=True)
+            self._note_flush()
 
         return run
 
     def end_flush(self) -> None:
-        self._on_each(lambda copy: copy.queue.end_flush())
+        self._on_each(lambda copy: copy.queue.end_flush(), is_repeated=True)
 
     def terminate(self) -> Mapping[str, Any]:
         self._close_lost()
@@ -211,3 +238,20 @@ class MirrorQueue:
 
 def _body(delivery: Delivery | None) -> bytes | None:
     return None if delivery is None else delivery.message.body
+
+
+def _position(message: Message) -> int:
+    return int.from_bytes(message.msg_id, "big")
+
+
+def _or_raise(begin: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+    """Return what ``begin()`` returns, or a function that raises the error of it."""
+    try:
+        return begin()
+    except (OSError, MsgStoreError) as error:
+        failure = error
+
+    def fail() -> None:
+        raise failure
+
+    return fail

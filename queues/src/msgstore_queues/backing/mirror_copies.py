@@ -77,15 +77,18 @@ class Copy:
             self._lock = WriterLock(self.directory, context.files)
         self.queue = context.open_other(over, self.directory, context.name, terms, embed_all=True)
 
-    def save_state(self, *, is_open: bool, sync: bool = True) -> None:
+    def save_state(self, *, is_open: bool, epoch: int | None = None, sync: bool = True) -> None:
+        """``epoch``: a new one."""
         self.state.is_open = is_open
+        if epoch is not None:
+            self.state.epoch = epoch
         text = json.dumps({"version": 1, **attrs.asdict(self.state)})
         self._context.files.write_file(self.directory / STATE_FILE, [text.encode()], sync=sync)
 
-    def note_flush(self) -> None:
-        """The copy has all of a flush."""
-        self.state.position += 1
-        self.save_state(is_open=True, sync=self._context.is_synced)
+    def note_flush(self, epoch: int, number: int) -> None:
+        """The copy has all of a flush. So have the others of the mirror, which get the same epoch."""
+        self.state.position = number
+        self.save_state(is_open=True, epoch=epoch, sync=self._context.is_synced)
 
     def close(self) -> Mapping[str, Any]:
         """Close the copy after a flush. Return its terms."""
