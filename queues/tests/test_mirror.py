@@ -323,6 +323,17 @@ def test_unclean_stop_and_lost_file_lose_nothing(damaged, tmp_path, places):
     assert read(tmp_path) == list(range(9))
 
 
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_unclean_stop_and_damaged_message_lose_nothing(damaged, tmp_path, places):
+    vhost, jobs = opened(tmp_path)
+    publish(jobs, range(9))
+    vhost.flush()
+    vhost.abandon()
+    (entries,) = places[damaged].glob("*.qs")
+    flip(entries, entries.read_bytes().index(b"000004"))
+    assert read(tmp_path) == list(range(9))
+
+
 def test_delete_removes_both_copies(tmp_path, places):
     vhost, jobs = opened(tmp_path)
     publish(jobs, range(3))

@@ -8,7 +8,9 @@ import pytest
 from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, OPENINGS, FailingFiles, RecordingFiles
 from msgstore_queue_index_v2.index import ALONE, QueueIndexV2
+from msgstore_queues import open_vhost
 from msgstore_queues.contract import Entry, QueueIndexContext
+from msgstore_queues.testing.backing_queues import take_all
 from msgstore_queues.testing.queue_indexes import write
 from rabbitmq_files import index_v2
 from support import HookedFiles, failing, flip, one_at_a_time
@@ -120,6 +122,95 @@ def test_message_that_a_power_failure_has_cut_is_not_there(change, left, opened,
     (tmp_path / "0.qs").write_bytes(change((tmp_path / "0.qs").read_bytes()))
     again = opened()
     assert (again.recovered.count, positions(again)) == (len(left), left)
+
+
+def test_damaged_message_before_whole_ones_stays_in_the_index(opened, tmp_path, caplog):
+    """The queue reports it when it reads it, as after a clean stop. A crash does not do that: it cuts off the end."""
+    index = opened()
+    write(index, [own(0), own(1), own(2)], [])
+    index.abandon()
+    flip(tmp_path / "0.qs", index_v2.HEADER_SIZE + index_v2.STORED_SIZE + len(TERM) + 12)
+    again = opened()
+    assert again.recovered.count == 3
+    assert [entry.position for entry in again.read(0, 4, terms=False)] == [0, 1, 2]
+    assert positions(again) == [0, 2]
+    assert "1 messages from position 0 to 4 cannot be read" in caplog.text
+
+
+def test_last_message_that_is_damaged_and_not_cut_stays(opened, tmp_path):
+    index = opened()
+    write(index, [own(0), own(1)], [])
+    index.abandon()
+    flip(tmp_path / "0.qs", -1)
+    assert opened().recovered.count == 2
+
+
+@pytest.mark.parametrize("size", [600, 5000])
+def test_message_of_which_a_sector_was_not_written_is_dropped(size, opened, tmp_path, caplog):
+    index = opened()
+    write(index, [own(0), own(1, term=b"x" * size)], [])
+    index.abandon()
+    content = bytearray((tmp_path / "0.qs").read_bytes())
+    content[512:1024] = bytes(len(content[512:1024]))
+    (tmp_path / "0.qs").write_bytes(content)
+    assert opened().recovered.count == 1
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(("byte", "bits"), [(0, 1), (0, 2), (1, 2), (2, 1), (3, 1), (3, 2), (3, 4)])
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_damaged_entry_is_dropped_and_counted(row, byte, bits, opened, tmp_path, caplog):
+    """Its message is counted once: so the queue reports that it is lost."""
+    index = opened()
+    write(index, [own(position) for position in range(4)], [])
+    write(index, [], [3])
+    index.abandon()
+    flip(tmp_path / "0.qi", index_v2.HEADER_SIZE + row * index_v2.ENTRY_SIZE + byte, bits)
+    again = opened()
+    left = [position for position in range(3) if position != row]
+    assert (again.recovered.count, again.recovered.body_bytes, positions(again)) == (3, 20, left)
+    assert "0.qi: 1 entries are damaged, and are dropped" in caplog.text
+    write(again, [own(5)], [])
+    assert opened().recovered.count == 3
+
+
+@pytest.mark.parametrize("row", [0, 3])
+@pytest.mark.parametrize("number", [1, 2])
+def test_queue_reports_a_damaged_entry_after_a_crash(number, row, tmp_path, monkeypatch):
+    """And ends when it looks for the message: what is counted, and is in no segment, is behind the last one."""
+    monkeypatch.setattr("msgstore_queue_index_v2.index.SEGMENT_ENTRIES", 4)
+    options = {"index": "v2", "backing": {"use": "variable", "memory": 0}}
+    vhost = open_vhost(tmp_path, sync_interval="365d")
+    for body in range(12):
+        vhost.queue("jobs", **options).publish(b"%02d" % body)
+    vhost.flush()
+    vhost.abandon()
+    flip(next(vhost.directory.glob(f"queues/*/{number}.qi")), index_v2.HEADER_SIZE + row * index_v2.ENTRY_SIZE)
+    lost, folded, reads, read = [], [], iter(range(50)), QueueIndexV2.read
+    monkeypatch.setattr(QueueIndexV2, "read", lambda *given, **named: next(reads) < 50 and read(*given, **named))
+    monkeypatch.setattr("msgstore_queues.vhost_files.VHostFiles._note_lost", lambda _, *report: lost.append(report[:2]))
+    left = [b"%02d" % body for body in range(12) if body != 4 * number + row]
+    with open_vhost(tmp_path, sync_interval="365d") as vhost:
+        jobs = vhost.queue("jobs")
+        jobs.backing.fold(lambda _, message: folded.append(message.body))
+        assert folded == left
+        assert [received.body for received in take_all(jobs)] == left
+    assert lost == [("jobs", 1)]
+
+
+@pytest.mark.parametrize("left", range(1, index_v2.ENTRY_SIZE))
+def test_entry_that_a_crash_has_cut_is_removed(left, opened, tmp_path):
+    """Otherwise, the next entry in its place may be a part of it."""
+    index = opened()
+    write(index, [own(0), own(1)], [])
+    index.abandon()
+    path = tmp_path / "0.qi"
+    path.write_bytes(path.read_bytes()[: index_v2.HEADER_SIZE + index_v2.ENTRY_SIZE + left])
+    again = opened()
+    assert (again.recovered.count, positions(again)) == (1, [0])
+    write(again, [own(3)], [])
+    again.abandon()
+    assert (opened().recovered.count, positions(again)) == (2, [0, 3])
 
 
 def test_messages_without_an_index_are_kept_apart(opened, tmp_path, caplog):

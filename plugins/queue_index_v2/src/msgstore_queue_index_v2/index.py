@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from msgstore_queue_index_v2 import recovery
 from msgstore_queues.contract import Entry, NewEntries, QueueIndexContext, Recovered
 from rabbitmq_files import index_v2
 from rabbitmq_files.index_v2 import ENTRY_SIZE, HEADER_SIZE, INDEX_MAGIC, STORE_MAGIC, STORED_SIZE
@@ -38,10 +37,6 @@ _MAX_OPEN_OF_ALL = 200
 """Segments of all queues whose files stay open, about, from one flush to the next."""
 _CHECKED = 2
 """Newest segments whose messages are checked after a crash. A message of an older one is checked when it is read."""
-_WORDS = ENTRY_SIZE // 4
-_OFFSET_WORD, _BODY_SIZE_WORD = 2, 5
-"""Words of an entry: the lower half of the offset in ``N.qs``, and the size of the body."""
-_FLAGS_BYTE, _PLACE_BYTE = 1, 3
 
 
 @attrs.define(eq=False)
@@ -78,7 +73,11 @@ class QueueIndexV2:
         """True after a sync that failed: the system may take what was not written for written, unless it is written again."""
         self._done = 0
         """Entries of the last call of ``write``, which failed, that are written: they begin the next call, too."""
-        self.recovered = self._recover(context.terms)
+        try:
+            self.recovered = self._recover(context.terms)
+        except BaseException:
+            self.abandon()
+            raise
 
     # -- opening ----------------------------------------------------------------------------------------------------------
 
@@ -102,49 +101,50 @@ class QueueIndexV2:
         return self._read_all(sorted(found["qi"]), names)
 
     def _read_all(self, numbers: Sequence[int], names: Mapping[str, tuple[int, int]]) -> Recovered:
-        """Count the entries of all segments. Those whose messages were never written are dropped: they were not confirmed."""
+        """Count the entries of all segments. Those whose messages were never written are dropped: they were not confirmed.
+        Those that are damaged are dropped, too, and counted: so the queue reports that they are lost."""
         count = body_bytes = 0
         first = None
         for number in numbers:
             segment = self._segments[number] = _Segment(number)
-            data = self._files.read_file(self._path(number, "qi"))
+            path = self._path(number, "qi")
+            data = self._whole_entries(segment, self._files.read_file(path))
             segment.stored = names.get(f"{number}.qs", (0, 0))[0]
-            if number in numbers[-_CHECKED:] or not self._reaches(data, segment.stored):
-                data = self._without(segment, data, self._torn(segment, data))
-            states, flags = data[HEADER_SIZE::ENTRY_SIZE], data[HEADER_SIZE + _FLAGS_BYTE :: ENTRY_SIZE]
-            if states.count(1) > flags.count(1):
-                transient = [row for row, state in enumerate(states) if state == 1 and not flags[row] & 1]
-                data = self._without(segment, data, [number * self._size + row for row in transient])
-                states = data[HEADER_SIZE::ENTRY_SIZE]
+            if damaged := recovery.damaged(data):
+                log.warning("%s: %d entries are damaged, and are dropped", path, len(damaged))
+                data = self._without(segment, data, damaged)
+            if number in numbers[-_CHECKED:] or not recovery.reaches(data, segment.stored):
+                stored = self._files.read_file(self._path(number, "qs")) if segment.stored else b""
+                data = self._without(segment, data, recovery.unwritten(path, data, stored))
+            data = self._without(segment, data, recovery.transient(data))
+            states = recovery.states(data)
             segment.live = states.count(1)
+            count += segment.live + len(damaged)
             if not segment.live:
                 self._delete_files(segment)
                 del self._segments[number]
                 continue
             first = number * self._size + states.index(1) if first is None else first
             self._next = number * self._size + states.rindex(1) + 1
-            count += segment.live
-            body_bytes += sum(compress(_words(data, _BODY_SIZE_WORD), states))  # a crash may leave a part of what was zeroed
+            body_bytes += sum(compress(recovery.body_sizes(data), states))  # a crash may leave a part of what was zeroed
         return Recovered(self._next, count, self._next if first is None else first, body_bytes)
 
-    def _without(self, segment: _Segment, data: bytes, positions: Sequence[int]) -> bytes:
+    def _whole_entries(self, segment: _Segment, data: bytes) -> bytes:
+        """Cut off an entry that a crash has cut: the next one in its place would have the rest of it."""
+        whole = recovery.whole_entries(data)
+        if len(whole) < len(data):
+            fd = self._opened(segment.number).index_fd
+            assert fd is not None
+            self._files.truncate(fd, len(whole))
+            segment.is_unsynced = self._is_synced
+        return whole
+
+    def _without(self, segment: _Segment, data: bytes, rows: Sequence[int]) -> bytes:
         """Overwrite entries with zeros. Return the content of ``N.qi``, which was ``data``."""
-        if not positions:
+        if not rows:
             return data
-        self._zero(segment, positions)
+        self._zero(segment, [segment.number * self._size + row for row in rows])
         return self._files.read_file(self._path(segment.number, "qi"))
-
-    def _reaches(self, data: bytes, stored: int) -> bool:
-        """Return True if no message of the entries in ``data`` begins behind the end of ``N.qs``."""
-        return max(_words(data, _OFFSET_WORD), default=0) < max(stored, 1)
-
-    def _torn(self, segment: _Segment, data: bytes) -> list[int]:
-        """Return the positions of entries whose messages are not whole."""
-        found = index_v2.read_index(data)
-        for offset, size, reason in found.damage:
-            log.warning("%s: %d bytes at %d: %s", self._path(segment.number, "qi"), size, offset, reason)
-        stored = self._files.read_file(self._path(segment.number, "qs")) if segment.stored else b""
-        return [entry.number for entry in found.entries if not _is_whole(entry, stored)]
 
     # -- writing ----------------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class QueueIndexV2:
         first, stored = self._stored_of(segment, rows) if terms else (0, b"")
         entries = []
         for row, is_persistent, msg_id, offset, size, body_size, expiry_us in rows:
-            term = _stored_term(stored, offset - first, size) if size and terms else None
+            term = recovery.stored_term(stored, offset - first, size) if size and terms else None
             if term is not None or not terms or not size:
                 entries.append(Entry(start + row, is_persistent, msg_id, body_size, expiry_us, term, not size))
         if lost := data[::ENTRY_SIZE].count(1) - len(entries):
@@ -276,7 +276,7 @@ class QueueIndexV2:
     def shared(self) -> Iterator[bytes]:
         for number in sorted(self._segments):
             data = self._files.read_file(self._path(number, "qi"))
-            if b"\1" in data[HEADER_SIZE + _PLACE_BYTE :: ENTRY_SIZE]:
+            if recovery.has_shared(data):
                 yield from (entry.msg_id for entry in index_v2.read_index(data).entries if entry.place == "shared")
 
     # -- files and the end ------------------------------------------------------------------------------------------------
@@ -355,27 +355,3 @@ def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
         if at == len(positions) or positions[at] != positions[at - 1] + 1:
             yield start, at
             start = at
-
-
-def _words(data: bytes, word: int) -> array[int]:
-    """Return a word of every entry in the content of ``N.qi``."""
-    words = array("I", data[HEADER_SIZE : len(data) - (len(data) - HEADER_SIZE) % ENTRY_SIZE])
-    if sys.byteorder == "little":
-        words.byteswap()
-    return words[word::_WORDS]
-
-
-def _is_whole(entry: index_v2.Entry, stored: bytes) -> bool:
-    """Return True if the message of an entry is in a message store, or whole in ``stored``, the content of ``N.qs``."""
-    if entry.place == "own":
-        return _stored_term(stored, entry.stored_offset, entry.stored_size) is not None
-    return entry.place == "shared"
-
-
-def _stored_term(stored: bytes, offset: int, size: int) -> bytes | None:
-    """Return the message at ``offset`` of a part of ``N.qs``, or None if it is not whole."""
-    try:
-        begin, _ = index_v2.read_stored(stored, offset, size, begin=0)
-    except index_v2.StoredError:
-        return None
-    return stored[begin : begin + size]

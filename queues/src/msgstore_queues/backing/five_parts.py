@@ -309,7 +309,7 @@ class FiveParts:
         """Yield the messages behind q4, in order, in parts of one segment at most. Nothing changes."""
         yield from _split(self._q3, self._index.segment)
         start, left = self._delta.start, self._delta.count
-        while left:
+        while left and start < self._delta.stop:  # some may not be in the index any more
             found, start = self._read_segment(start)
             left -= len(found)
             yield found

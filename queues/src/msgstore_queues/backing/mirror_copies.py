@@ -195,8 +195,8 @@ def _join(source: Copy, other: Copy, terms: Mapping[str, Any], opened: list[Copy
     if not was_open:
         if (len(source.queue), source.queue.body_bytes) != (len(other.queue), other.queue.body_bytes):
             raise _disagreement(source, other)
-    elif _digest(source.queue) != _digest(other.queue):
-        if len(other.queue) > len(source.queue):
+    elif (found := _contents(source.queue)) != (of_other := _contents(other.queue)):
+        if of_other[0] > found[0]:
             source, other = other, source
         opened.remove(other)
         other.queue.abandon()
@@ -259,16 +259,18 @@ def _terms_of(terms: Mapping[str, Any], copy: Copy) -> Mapping[str, Any] | None:
     return found
 
 
-def _digest(queue: BackingQueue) -> bytes:
-    """Return a digest of all messages, in order."""
-    digest = hashlib.blake2b()
+def _contents(queue: BackingQueue) -> tuple[int, bytes]:
+    """Return the number of messages that can be read, and a digest of them, in order."""
+    digest, count = hashlib.blake2b(), 0
 
     def add(_: int, message: Message) -> None:
+        nonlocal count
+        count += 1
         for part in (message.body, message.raw_properties, message.expiry_us.to_bytes(8, "big")):
             digest.update(len(part).to_bytes(8, "big") + part)
 
     queue.fold(add)
-    return digest.digest()
+    return count, digest.digest()
 
 
 def _read_state(files: Files, directory: Path) -> State:
