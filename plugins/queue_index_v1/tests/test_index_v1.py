@@ -24,7 +24,7 @@ from msgstore_rabbitmq_source.queue_index import LiveEntry, live_entries
 from rabbitmq_files import index_v1
 from rabbitmq_files.messages import encode_message, read_message
 from rabbitmq_files.names import queue_directory, read_segment_entries, vhost_directory
-from support import one_at_a_time, slow
+from support import HookedFiles, failing, one_at_a_time, slow
 
 TERM = b"\x83h\x06 any bytes"
 ID = b"i" * 16
@@ -439,6 +439,71 @@ def test_failed_sync_is_not_trusted_the_second_time(opened, tmp_path):
     index.sync()()
     assert (tmp_path / "0.idx").read_bytes() == publish(0, own(0)) + index_v1.encode_mark(0)
     assert positions(index) == [0]
+
+
+@pytest.fixture
+def several(tmp_path, monkeypatch):
+    """Five indexes, of which two journals may stay open."""
+    monkeypatch.setattr(module, "_MAX_OPEN_OF_ALL", 2)
+    monkeypatch.setattr(QueueIndexV1, "open_of_all", set())
+    files, found = HookedFiles(), []
+
+    def make():
+        while found:
+            found.pop().abandon()
+        for number in range(5):
+            path = tmp_path / str(number)
+            path.mkdir(exist_ok=True)
+            found.append(QueueIndexV1(QueueIndexContext(options=None, directory=path, files=files, is_synced=True)))
+        return files, found
+
+    yield make
+    for index in found:
+        index.abandon()
+
+
+def test_few_journals_of_many_queues_stay_open(several):
+    """What is closed is synced: a later sync of it does not tell what has failed before."""
+    files, indexes = several()
+    for number, index in enumerate(indexes):
+        write(index, [own(0)], [])
+        assert len(QueueIndexV1.open_of_all) == min(number + 1, 2)
+    assert files.count("sync") == 3
+    for index in indexes:
+        index.sync()()
+        assert positions(index) == [0]
+    assert files.count("sync") == 5
+    assert len(QueueIndexV1.open_of_all) == 2
+    _, again = several()
+    assert [index.recovered.count for index in again] == [1] * 5
+    assert len(QueueIndexV1.open_of_all) == 2
+
+
+def test_sync_that_failed_before_closing_is_repeated(several, tmp_path):
+    """The flush that confirms writes the entries again, elsewhere, or fails."""
+    files, indexes = several()
+    for index in indexes[:2]:
+        write(index, [own(0)], [])
+    files.before("sync", failing(), times=2)
+    write(indexes[2], [own(0)], [])
+    assert len(QueueIndexV1.open_of_all) == 2
+    with pytest.raises(OSError, match="Input/output"):
+        indexes[2].sync()
+    indexes[2].sync()()
+    assert (tmp_path / "2" / "0.idx").read_bytes() == publish(0, own(0)) + index_v1.encode_mark(0)
+    assert ("sync", "0.idx", 0) in files.operations
+    assert positions(indexes[2]) == [0]
+
+
+def test_journal_closed_while_its_sync_fails_is_written_again(several, tmp_path):
+    files, indexes = several()
+    write(indexes[0], [own(0)], [])
+    run = indexes[0].sync()
+    files.before("sync", lambda: (indexes[0].abandon(), failing()()))
+    with pytest.raises(OSError, match="Input/output"):
+        run()
+    indexes[0].sync()()
+    assert (tmp_path / "0" / "0.idx").read_bytes() == publish(0, own(0)) + index_v1.encode_mark(0)
 
 
 def test_publish_without_a_mark_gets_one(opened, tmp_path):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import attrs
 import pytest
 
 from msgstore.files import Files
 from msgstore.testing.faults import CHANGES, OPENINGS, FailingFiles, RecordingFiles
+from msgstore_queue_index_v2 import index as module
 from msgstore_queue_index_v2.index import ALONE, QueueIndexV2
 from msgstore_queues import open_vhost
 from msgstore_queues.contract import Entry, QueueIndexContext
@@ -304,3 +308,105 @@ def test_files_whose_sync_failed_are_written_again(opened):
     index.sync()()
     names = [name for name, _, _ in files.operations[before:]]
     assert names == ["pread", "pwrite", "sync"] * 2 + ["sync_directory"]
+
+
+def test_few_files_of_one_write_stay_open(opened):
+    """What is closed is synced: a later sync of it does not tell what has failed before."""
+    files = RecordingFiles()
+    index = opened(files=files, synced=True)
+    write(index, [own(4 * segment) for segment in range(20)], [])
+    assert sum(segment.index_fd is not None for segment in index._segments.values()) <= 5
+    index.sync()()
+    assert files.count("sync") == 40
+    write(index, [], [4 * segment for segment in range(1, 20, 2)])
+    index.sync()()
+    assert sum(segment.index_fd is not None for segment in index._segments.values()) <= 5
+
+
+@pytest.fixture
+def several(tmp_path, monkeypatch):
+    """Five indexes, of which three segments may stay open."""
+    monkeypatch.setattr(module, "_MAX_OPEN_OF_ALL", 3)
+    monkeypatch.setattr(QueueIndexV2, "open_of_all", set())
+    files, found = HookedFiles(), []
+
+    def make():
+        while found:
+            found.pop().abandon()
+        for number in range(5):
+            path = tmp_path / str(number)
+            path.mkdir(exist_ok=True)
+            found.append(
+                QueueIndexV2(QueueIndexContext(options=None, directory=path, files=files, is_synced=True, segment_entries=4))
+            )
+        return files, found
+
+    yield make
+    for index in found:
+        index.abandon()
+
+
+def test_few_files_of_many_queues_stay_open(several):
+    files, indexes = several()
+    for index in indexes:
+        write(index, [own(0), own(4)], [])
+        assert len(QueueIndexV2.open_of_all) <= 3
+    for index in indexes:
+        index.sync()()
+        assert positions(index) + positions(index, 4, 8) == [0, 4]
+        assert len(QueueIndexV2.open_of_all) <= 3
+    assert files.count("sync") == 20
+    _, again = several()
+    assert [positions(index) for index in again] == [[0]] * 5
+    assert len(QueueIndexV2.open_of_all) <= 3
+
+
+@pytest.mark.parametrize("opens", [False, True], ids=["closed", "index"])
+def test_sync_that_failed_before_closing_is_repeated(opens, several):
+    """The flush that confirms writes both files again, or fails."""
+    files, indexes = several()
+    write(indexes[0], [own(0), own(4)], [])
+    files.before("sync", failing(), times=2)
+    write(indexes[1], [own(0), own(4)], [])
+    if opens:
+        indexes[1].read(0, 4, terms=False)
+    with pytest.raises(OSError, match="Input/output"):
+        indexes[1].sync()()
+    before = len(files.operations)
+    indexes[1].sync()()
+    names = [name for name, _, _ in files.operations[before:]]
+    assert (names.count("pwrite"), names.count("sync")) == (4, 4)
+
+
+def test_files_closed_while_their_sync_fails_are_written_again(opened):
+    files = HookedFiles()
+    index = opened(files=files, synced=True)
+    write(index, [own(0)], [])
+    run = index.sync()
+    files.before("sync", lambda: (index.abandon(), failing()()))
+    with pytest.raises(OSError, match="Input/output"):
+        run()
+    before = len(files.operations)
+    index.sync()()
+    assert [path for name, path, _ in files.operations[before:] if name == "sync"] == ["0.qs", "0.qi"]
+
+
+def test_sync_without_descriptors_can_be_repeated(opened, monkeypatch):
+    files, dup, given = RecordingFiles(), os.dup, []
+    index = opened(files=files, synced=True)
+    write(index, [own(0)], [])
+
+    def dup_once(fd):
+        if given:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        given.append(dup(fd))
+        return given[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", dup_once)
+        with pytest.raises(OSError, match="Too many open files"):
+            index.sync()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(given[0])
+    index.sync()()
+    assert files.count("sync") == 2

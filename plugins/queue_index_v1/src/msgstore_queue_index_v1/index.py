@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msgstore_queue_index_v1 import recovery
 from msgstore_queue_index_v1.recovery import JOURNAL
@@ -35,12 +36,17 @@ CHUNK_ENTRIES = 1024
 """Entries that are written together."""
 _ALLOCATED = 2**16
 """Zeros that are put behind a synced journal."""
+_MAX_OPEN_OF_ALL = 200
+"""Journals of all queues that stay open, about."""
 _MAX_SCANNED = 2
 """Segments of which the places of all messages are in memory."""
 
 
 class QueueIndexV1:
     """Implements :class:`msgstore_queues.contract.QueueIndex`."""
+
+    open_of_all: ClassVar[set[int]] = set()
+    """Journals of all queues that are open, by their descriptors."""
 
     def __init__(self, context: QueueIndexContext) -> None:
         self._directory = context.directory
@@ -73,6 +79,7 @@ class QueueIndexV1:
         """Entries of the last call of ``write``, which failed, that are written: they begin the next call, too."""
         try:
             self.recovered = self._recover(context.terms)
+            self._limit_open()
         except BaseException:
             self.abandon()
             raise
@@ -112,6 +119,7 @@ class QueueIndexV1:
             self._done += CHUNK_ENTRIES
         self._append(entries.part(self._done) if self._done else entries, acks)
         self._done = 0
+        self._limit_open()
 
     def _append(self, entries: NewEntries, acks: Sequence[int]) -> None:
         """Append to the journal, in one write. A long journal is moved to the segments before."""
@@ -236,8 +244,9 @@ class QueueIndexV1:
         if self._has_sync_failed:  # a second one would succeed, whatever has become of the bytes: write them again
             self._move_journal()
             self._has_sync_failed = False
-        fds = [os.dup(self._journal_fd)] if self._is_unsynced and self._journal_fd is not None else []
+        fds = [os.dup(self._opened_journal())] if self._is_unsynced else []
         new_names, self._is_unsynced, self._has_new_names = self._has_new_names, False, False
+        self._limit_open()
 
         def run() -> None:
             try:
@@ -267,6 +276,7 @@ class QueueIndexV1:
         found = self._entries(rows, self._segment_path(segment), terms=terms)
         rows = [(at, segment.publishes[at]) for at in range(start, stop) if at in segment.publishes]
         new = self._entries(rows, None, terms=terms)
+        self._limit_open()
         return sorted(found + new, key=attrgetter("position")) if found and new else found or new
 
     def _entries(self, rows: Sequence[Row], path: Path | None, *, terms: bool) -> list[Entry]:
@@ -326,7 +336,22 @@ class QueueIndexV1:
             except FileNotFoundError:
                 self._journal_fd = self._files.create(self._path(JOURNAL))
                 self._has_new_names = True
+            self.open_of_all.add(self._journal_fd)
         return self._journal_fd
+
+    def _limit_open(self) -> None:
+        """Close the journal, synced if need be, if those of many queues are open. If that fails, the next ``sync`` writes its
+        entries again."""
+        if len(self.open_of_all) <= _MAX_OPEN_OF_ALL or self._journal_fd is None:
+            return
+        if self._is_unsynced and not self._has_sync_failed:
+            try:
+                self._files.sync(self._journal_fd)
+                self._is_unsynced = False
+            except OSError:
+                self._has_sync_failed = True
+        with suppress(OSError):  # nothing is left to write, and a write must not fail when its entries are written
+            self.abandon()
 
     def close(self) -> Mapping[str, Any]:
         """RabbitMQ keeps the same in ``recovery.dets``: segments with their live messages, and the next position."""
@@ -340,8 +365,9 @@ class QueueIndexV1:
 
     def abandon(self) -> None:
         if self._journal_fd is not None:
-            self._files.close(self._journal_fd)
-            self._journal_fd = None
+            fd, self._journal_fd = self._journal_fd, None
+            self.open_of_all.discard(fd)  # before another file can get the same number
+            self._files.close(fd)
 
     def delete(self) -> None:
         self.abandon()

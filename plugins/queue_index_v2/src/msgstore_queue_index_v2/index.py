@@ -12,10 +12,10 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import compress, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -34,7 +34,7 @@ _NAME = re.compile(r"(0|[1-9]\d{0,15})\.(qi|qs)")
 _MAX_OPEN = 4
 """Segments of a queue whose files stay open."""
 _MAX_OPEN_OF_ALL = 200
-"""Segments of all queues whose files stay open, about, from one flush to the next."""
+"""Segments of all queues whose files stay open, about."""
 _CHECKED = 2
 """Newest segments whose messages are checked after a crash. A message of an older one is checked when it is read."""
 
@@ -54,8 +54,8 @@ class _Segment:
 class QueueIndexV2:
     """Implements :class:`msgstore_queues.contract.QueueIndex`."""
 
-    open_of_all = 0
-    """Segments of all indexes with open files, about: threads count without a lock."""
+    open_of_all: ClassVar[set[int]] = set()
+    """Index files of all queues that are open, by their descriptors."""
 
     def __init__(self, context: QueueIndexContext) -> None:
         self._directory = context.directory
@@ -75,6 +75,7 @@ class QueueIndexV2:
         """Entries of the last call of ``write``, which failed, that are written: they begin the next call, too."""
         try:
             self.recovered = self._recover(context.terms)
+            self._limit_open()
         except BaseException:
             self.abandon()
             raise
@@ -171,9 +172,7 @@ class QueueIndexV2:
         for number in finished:
             del self._segments[number]
         self._done = 0
-        if QueueIndexV2.open_of_all > _MAX_OPEN_OF_ALL:
-            for segment in [one for one in self._open.values() if not one.is_unsynced]:
-                self._close(segment)
+        self._limit_open()
 
     def _append(self, segment: _Segment, entries: NewEntries) -> None:
         """Write entries of one segment: the messages, then runs of entries without gaps."""
@@ -211,24 +210,28 @@ class QueueIndexV2:
 
     def sync(self) -> Callable[[], None]:
         segments = [segment for segment in self._segments.values() if segment.is_unsynced]
-        fds = [os.dup(fd) for one in segments for fd in (one.store_fd, one.index_fd) if fd is not None]
-        new_names, self._has_new_names = self._has_new_names, False
-        must_rewrite, self._has_failed_sync = self._has_failed_sync, False
+        must_rewrite, new_names = self._has_failed_sync, self._has_new_names
+        with ExitStack() as stack:
+            fds = list[int]()
+            for segment in segments:
+                for fd in self._duplicates(segment, reopen=must_rewrite):
+                    stack.callback(self._files.close, fd)
+                    fds.append(fd)
+            closing = stack.pop_all()
+        self._has_failed_sync = self._has_new_names = False
         for segment in segments:
             segment.is_unsynced = False
 
         def run() -> None:
             try:
-                with ExitStack() as stack:
-                    for fd in fds:
-                        stack.enter_context(self._files.closing(fd))
+                with closing:
                     for fd in fds:
                         if must_rewrite:
                             self._files.pwrite(fd, self._files.pread(fd, self._files.size_and_mtime(fd)[0], 0), 0)
                         self._files.sync(fd)
                 if new_names:
                     self._files.sync_directory(self._directory)
-            except OSError:  # the next sync repeats it
+            except BaseException:  # the next sync repeats it
                 for segment in segments:
                     segment.is_unsynced = True
                 self._has_new_names |= new_names
@@ -236,6 +239,15 @@ class QueueIndexV2:
                 raise
 
         return run
+
+    def _duplicates(self, segment: _Segment, *, reopen: bool) -> Iterator[int]:
+        """Yield descriptors of the open files of a segment that is not synced. ``reopen``: and of those that were closed after
+        a sync that failed."""
+        for suffix, fd in (("qs", segment.store_fd), ("qi", segment.index_fd)):
+            if fd is not None:
+                yield os.dup(fd)
+            elif reopen and (suffix == "qi" or segment.stored):
+                yield self._files.open_write(self._path(segment.number, suffix))
 
     # -- reading ----------------------------------------------------------------------------------------------------------
 
@@ -261,6 +273,7 @@ class QueueIndexV2:
         if lost := data[::ENTRY_SIZE].count(1) - len(entries):
             path = self._path(segment.number, "qi")
             log.warning("%s: %d messages from position %d to %d cannot be read", path, lost, start, stop)
+        self._limit_open()
         return entries
 
     def _stored_of(self, segment: _Segment, rows: Sequence[tuple[int, bool, bytes, int, int, int, int]]) -> tuple[int, bytes]:
@@ -286,16 +299,33 @@ class QueueIndexV2:
         segment = self._segments.get(number) or _Segment(number)
         if segment.index_fd is None:
             segment.index_fd = self._open_or_create(number, "qi", INDEX_MAGIC)
-            QueueIndexV2.open_of_all += 1
+            self.open_of_all.add(segment.index_fd)
             self._segments[number] = segment
         self._open.pop(number, None)
         self._open[number] = segment
         while len(self._open) > _MAX_OPEN:
-            oldest = next((one for one in self._open.values() if not one.is_unsynced), None)
-            if oldest is None or oldest is segment:
-                break
-            self._close(oldest)
+            others = [one for one in self._open.values() if one is not segment]
+            self._sync_and_close(next((one for one in others if not one.is_unsynced), others[0]))
         return segment
+
+    def _limit_open(self) -> None:
+        """Close all files if those of many queues are open."""
+        if len(self.open_of_all) > _MAX_OPEN_OF_ALL:
+            for segment in list(self._open.values()):
+                self._sync_and_close(segment)
+
+    def _sync_and_close(self, segment: _Segment) -> None:
+        """Close the files of a segment, synced if need be. If that fails, the next ``sync`` writes them again."""
+        if segment.is_unsynced and not self._has_failed_sync:
+            try:
+                for fd in (segment.store_fd, segment.index_fd):
+                    if fd is not None:
+                        self._files.sync(fd)
+                segment.is_unsynced = False
+            except OSError:
+                self._has_failed_sync = True
+        with suppress(OSError):  # nothing is left to write, and a write must not fail when its entries are written
+            self._close(segment)
 
     def _open_or_create(self, number: int, suffix: str, magic: bytes) -> int:
         """Return a descriptor of a file with a header. A crash or a full disk may have left it without one."""
@@ -315,11 +345,11 @@ class QueueIndexV2:
 
     def _close(self, segment: _Segment) -> None:
         self._open.pop(segment.number, None)
-        QueueIndexV2.open_of_all -= segment.index_fd is not None
-        for fd in (segment.index_fd, segment.store_fd):
-            if fd is not None:
-                self._files.close(fd)
+        fds = [fd for fd in (segment.index_fd, segment.store_fd) if fd is not None]
         segment.index_fd = segment.store_fd = None
+        self.open_of_all.difference_update(fds)  # before another file can get the same numbers
+        for fd in fds:
+            self._files.close(fd)
 
     def close(self) -> Mapping[str, Any]:
         self.abandon()
