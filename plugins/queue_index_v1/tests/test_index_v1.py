@@ -15,7 +15,7 @@ import pytest
 
 from msgstore.contract import StoreError
 from msgstore.files import Files
-from msgstore.testing.faults import CHANGES, OPENINGS, FailingFiles, RecordingFiles
+from msgstore.testing.faults import CHANGES, OPENINGS, Crash, FailingFiles, RecordingFiles, StoppingFiles
 from msgstore_queue_index_v1 import index as module
 from msgstore_queue_index_v1.index import JOURNAL, QueueIndexV1
 from msgstore_queues.contract import Entry, QueueIndexContext
@@ -439,6 +439,24 @@ def test_failed_sync_is_not_trusted_the_second_time(opened, tmp_path):
     index.sync()()
     assert (tmp_path / "0.idx").read_bytes() == publish(0, own(0)) + index_v1.encode_mark(0)
     assert positions(index) == [0]
+
+
+@pytest.mark.parametrize("stop", range(5))
+def test_delete_that_was_cut_leaves_nothing_acknowledged(stop, opened, tmp_path, short_journal):
+    files = StoppingFiles(100)
+    index = opened(files=files, synced=True)
+    write(index, [own(position) for position in range(10)], [])
+    write(index, [own(10)], [0, 5, 9])
+    assert names(tmp_path) == ["0.idx", "1.idx", "2.idx", JOURNAL]
+    files._left = stop
+    with pytest.raises(Crash):
+        index.delete()
+    again = opened(synced=True)
+    assert set(all_positions(again)) <= {1, 2, 3, 4, 6, 7, 8, 10}
+    write(again, [own(again.recovered.next_position)], [])
+    assert again.recovered.next_position in all_positions(again)
+    again.delete()
+    assert names(tmp_path) == []
 
 
 @pytest.fixture

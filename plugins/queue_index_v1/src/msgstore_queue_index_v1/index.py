@@ -370,10 +370,13 @@ class QueueIndexV1:
             self._files.close(fd)
 
     def delete(self) -> None:
+        """The journal last: it has acknowledgements of messages in the segments, and a crash may leave any of them."""
         self.abandon()
-        self._files.unlink(self._path(JOURNAL))
         for segment in list(self._segments.values()):
             self._delete_segment(segment)
+        if self._is_synced and self._has_new_names:
+            self._files.sync_directory(self._directory)
+        self._files.unlink(self._path(JOURNAL))
 
     def _path(self, name: str) -> Path:
         return self._directory / name
