@@ -7,7 +7,9 @@ renamed yet, and temporary files ``name~~<ms>``. A packed file stands for the ro
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import attrs
 
@@ -44,6 +46,26 @@ def check_name(queue: str) -> None:
     """Raise StoreError for a name that Kestrel refuses."""
     if not queue or any(char in queue for char in FORBIDDEN + "\0\n"):
         raise StoreError(f"{queue!r} is no name for a queue of Kestrel: it has none of the characters {' '.join(FORBIDDEN)}")
+
+
+def list_names(directory: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the names in a directory that are files to Kestrel: all but directories. And the reason for each that cannot be
+    read, such as a link to a disk that is not mounted. Raises OSError if the directory cannot be listed."""
+    names, odd = list[str](), dict[str, str]()
+    for path in sorted(directory.iterdir()):
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not path.is_symlink():  # deleted meanwhile
+                continue
+            odd[path.name] = f"cannot be examined: {error.strerror}. A queue with this file is not read"
+        else:
+            if stat.S_ISDIR(mode):
+                continue
+            if not stat.S_ISREG(mode):
+                odd[path.name] = "is no regular file, and is not read"
+        names.append(path.name)
+    return names, odd
 
 
 def queue_names(names: Iterable[str]) -> list[str]:

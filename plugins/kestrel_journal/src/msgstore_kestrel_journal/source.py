@@ -17,7 +17,7 @@ from msgstore.contract import (
     SourceDamage,
 )
 from msgstore_kestrel_journal import records as r
-from msgstore_kestrel_journal.files import TEMPORARY, QueueFiles, names_by_queue, queue_files, queue_names
+from msgstore_kestrel_journal.files import TEMPORARY, QueueFiles, list_names, names_by_queue, queue_files, queue_names
 from msgstore_kestrel_journal.plugin import KestrelSourceOptions
 from msgstore_kestrel_journal.records import read_columns
 from msgstore_kestrel_journal.replay import FILE_BITS, Replay, capped_expiry, replay_journals
@@ -38,8 +38,11 @@ _RECORDS = 3
 def detect(path: Path) -> Candidate | None:
     """Recognise a directory if half of the first files in it begin with records, or more. One byte 01 is a journal, so it is
     never certain."""
-    inside = () if path.is_file() else (one for one in path.iterdir() if TEMPORARY not in one.name and one.name[0] != ".")
-    files = [path] if path.is_file() else sorted(one for one in inside if one.is_file())
+    if path.is_file():
+        files = [path]
+    else:
+        names, odd = list_names(path)
+        files = [path / one for one in names if one not in odd and TEMPORARY not in one and one[0] != "."]
     journals, others, records = list[str](), list[str](), 0
     for file in files[:_PROBES]:
         with file.open("rb") as stream:
@@ -103,14 +106,7 @@ class KestrelSource:
         self._context = context
         self._options: KestrelSourceOptions = context.options
         path = context.path
-        self._odd: list[str] = []
-        """Names of pipes and the like."""
-        if path.is_file():
-            self._names = [path.name]
-        else:
-            found = sorted(path.iterdir())
-            self._names = [one.name for one in found if one.is_file()]
-            self._odd = [one.name for one in found if one.exists() and not (one.is_file() or one.is_dir())]
+        self._names, self._odd = ([path.name], {}) if path.is_file() else list_names(path)
         self._by_queue = names_by_queue(self._names)
         self._replays: tuple[str, Replay] | None = None
         """The queue that was replayed last."""
@@ -122,9 +118,14 @@ class KestrelSource:
         ]
 
     def messages(self, name: QueueName, first: int, stop: int | None) -> Iterator[MessageBatch | SourceDamage]:
+        # later journals have removals of earlier messages: without one of them, no part of a queue is right
+        order = self._files(str(name.queue)).order if self._odd else ()
+        if odd := [now for _, now in order if now in self._odd]:
+            yield from (SourceDamage(file=now, reason=self._odd[now], name=name) for now in odd)
+            return
         try:
             replay = self._replay(str(name.queue))
-        except OSError as error:  # later journals have removals of earlier messages: no part of a queue is right
+        except OSError as error:
             if error.errno not in _UNREADABLE or self._context.path.is_file():
                 raise
             file = Path(error.filename).name if error.filename else str(name.queue)
@@ -138,7 +139,7 @@ class KestrelSource:
             yield SourceDamage(file=self._path(file), offset=broken.offset, size=size, reason=broken.reason, name=name)
         for foreign in replay.files.foreign:
             reason = "not a file of the queue: Kestrel does not load a queue beside such a name"
-            size = (self._context.path / foreign).stat().st_size
+            size = 0 if foreign in self._odd else (self._context.path / foreign).stat().st_size
             yield SourceDamage(file=self._path(foreign), size=size, reason=reason, name=name)
         opened = len(replay.state.opened)
         places = replay.state.in_delivery_order()
@@ -150,7 +151,8 @@ class KestrelSource:
             at += len(batch)
 
     def damage(self) -> Iterable[SourceDamage]:
-        return [SourceDamage(file=name, reason="is no regular file, and is not read") for name in self._odd]
+        of_queues = {name for queue in self._queues() for name in self._by_queue.get(queue, ()) if TEMPORARY not in name}
+        return [SourceDamage(file=name, reason=reason) for name, reason in self._odd.items() if name not in of_queues]
 
     def close(self) -> None:
         self._replays = None
