@@ -183,6 +183,39 @@ def test_file_that_cannot_be_read_costs_its_messages_only(tmp_path, monkeypatch)
         read(tmp_path)
 
 
+def test_name_that_cannot_be_examined_is_damage(tmp_path, monkeypatch):
+    """Links to disks that are not mounted, and a directory without permission: nothing is left out in silence."""
+    log = Writer(tmp_path / "in", size=1000)
+    for number in range(30):
+        log.add("T", b"message %d" % number)
+    *_, last = sorted((log.save() / "commitlog").iterdir())
+    whole, _ = read(log.store)
+    last.unlink()
+    last.symlink_to(tmp_path / "absent")
+    (tmp_path / "timers").mkdir()
+    (log.store / "timerlog").symlink_to(tmp_path / "timers")
+    (log.store / "config").mkdir()
+    scandir = os.scandir
+
+    def failing(place):
+        if str(place) == str(log.store / "config"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    found, damage = read(log.store)
+    assert found == whole[: len(found)]
+    assert 0 < len(found) < len(whole)
+    assert {one.file: one.reason for one in damage} == {
+        f"commitlog/{last.name}": "cannot be examined: No such file or directory",
+        "config": "cannot be examined: Permission denied",
+        "timerlog": "is a link to a directory, and is not read. Copy the store with cp -aL",
+    }
+    with pytest.raises(ConfigError, match=r": config cannot be examined: Permission denied\. Make it readable: "):
+        read(log.store, group="g")
+    assert copy(log.store, tmp_path / "out").total("written") == len(found)
+
+
 def test_one_file_of_a_log_is_read(log, tmp_path):
     for number in range(60):
         log.add("T", b"message %d" % number)

@@ -1,4 +1,5 @@
-"""Files beside the commit log: consume queues, index files, the checkpoint. All integers are big-endian.
+"""Files of a store, and what is in those beside the commit log: consume queues, index files, the checkpoint. All integers are
+big-endian.
 
 A consume queue has entries of 20 bytes: physical offset 8, bytes of the record 4, tags code 8; entry n stands at n * 20. A
 queue that begins later is filled with (0, 0x7fffffff, 0). Batch queues have entries of 46 bytes.
@@ -6,8 +7,11 @@ queue that begins later is filled with (0, 0x7fffffff, 0). Batch queues have ent
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import attrs
 
@@ -28,6 +32,34 @@ _CHECKPOINT = struct.Struct(">5q")
 _MARGIN_MS = 3000
 _TRIES = 20
 """Comparisons for each byte of an index file, at most, to find its number of slots."""
+
+
+def list_files(store: Path) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the size of each regular file below a directory, and the reason for each other name that is no directory, or that
+    cannot be examined. Names are relative. Raises OSError if the directory itself cannot be listed."""
+    sizes, skipped = dict[str, int](), dict[str, str]()
+
+    def skip(error: OSError) -> None:
+        if Path(error.filename) == store:
+            raise error
+        if not isinstance(error, FileNotFoundError) or Path(error.filename).is_symlink():  # else deleted meanwhile
+            skipped[Path(error.filename).relative_to(store).as_posix()] = f"cannot be examined: {error.strerror}"
+
+    for place, directories, names in os.walk(store, onerror=skip):
+        for path in (Path(place, name) for name in (*directories, *names)):
+            name = path.relative_to(store).as_posix()
+            try:
+                about = path.stat()
+            except OSError as error:
+                skip(error)
+                continue
+            if stat.S_ISREG(about.st_mode):
+                sizes[name] = about.st_size
+            elif not stat.S_ISDIR(about.st_mode):
+                skipped[name] = "is no regular file, and is not read"
+            elif path.is_symlink():
+                skipped[name] = "is a link to a directory, and is not read. Copy the store with cp -aL"
+    return dict(sorted(sizes.items())), dict(sorted(skipped.items()))
 
 
 def file_name(offset: int) -> str:

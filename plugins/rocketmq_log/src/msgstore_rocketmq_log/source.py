@@ -14,7 +14,7 @@ import attrs
 from msgstore.contract import Buffer, Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import BrokerConfig, read_config
-from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, queue_entries
+from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, list_files, queue_entries
 from msgstore_rocketmq_log.incarnations import read_table
 from msgstore_rocketmq_log.log import SYSTEM, CommitLog, log_files
 from msgstore_rocketmq_log.plugin import RocketmqSourceOptions
@@ -76,6 +76,8 @@ class RocketmqSource:
         if unknown := sorted((context.accepts or frozenset()) - set(LAYOUTS)):
             raise ConfigError(f"--accepts {unknown[0]}: there is no such layout. There are: {', '.join(LAYOUTS)}")
         path = context.path
+        self._unreadable: dict[str, str] = {}
+        """Files and directories that cannot be read, with the reasons."""
         if path.is_file():
             self._sizes = {"": path.stat().st_size}
             begin = file_offset(path.name)
@@ -83,17 +85,15 @@ class RocketmqSource:
             self._log = CommitLog(files, lambda _: self._read(""))
             self._file_names = {files[0].name: ""}
         else:
-            found = (one for one in path.rglob("*") if one.is_file())
-            self._sizes = {one.relative_to(path).as_posix(): one.stat().st_size for one in found}
-            folder = "commitlog/" if any(name.startswith("commitlog/") for name in self._sizes) else ""
-            self._log = CommitLog(log_files(self._sizes, folder), self._read)
+            self._sizes, self._unreadable = list_files(path)
+            sizes = {**self._sizes, **dict.fromkeys(self._unreadable, 0)}
+            folder = "commitlog/" if any(name.startswith("commitlog/") for name in sizes) else ""
+            self._log = CommitLog(log_files(sizes, folder), self._read)
             self._file_names = {file.name: file.name for file in self._log.files}
         self._config: BrokerConfig | None = None
         self._queues: dict[tuple[str, int], TopicQueue] = {}
         self._damage: dict[QueueName | None, list[SourceDamage]] = {}
         """By queue. None: all that belongs to no queue which has messages."""
-        self._unreadable: dict[str, str] = {}
-        """Files of logs and consume queues that cannot be read, with the reasons."""
         self._is_examined = False
 
     def queues(self) -> Iterable[QueueInfo]:
@@ -154,7 +154,11 @@ class RocketmqSource:
         group, known = self._options.group, sorted(config.consumed)
         if group is None or group in known:
             return
-        is_there = not self._sizes.keys().isdisjoint({_OFFSETS, f"{_OFFSETS}.bak"})
+        places = (_OFFSETS, f"{_OFFSETS}.bak")
+        if closed := [one for one in ("config", *places) if one in self._unreadable]:
+            advice = "Make it readable: without --group, messages that were consumed are there, too."
+            raise ConfigError(f"{self._context.path}: {closed[0]} {self._unreadable[closed[0]].rstrip('.')}. {advice}")
+        is_there = not self._sizes.keys().isdisjoint(places)
         reason = dict(config.problems).get(_OFFSETS) or (f"has no group {group!r}" if is_there else "is not there")
         near = [f"Did you mean {name!r}? " for name in difflib.get_close_matches(group, known, n=1)]
         advice = f"{''.join(near)}There are: {', '.join(known[:10])}." if known else "Leave --group out."

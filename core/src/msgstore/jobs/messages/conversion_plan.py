@@ -14,7 +14,7 @@ from msgstore.contract import ConfigError, QueueInfo, QueueName, SinkDescriptor
 from msgstore.jobs.messages.conversion import CONTENT, begun_with
 from msgstore.jobs.messages.rows import encode
 from msgstore.jobs.messages.selection import Selection
-from msgstore.jobs.messages.sources import SourceSpec, nearest, source_spec
+from msgstore.jobs.messages.sources import SourceSpec, files_below, nearest, source_spec
 from msgstore.option_values import Backend, option_digests
 from msgstore.plugins.catalogue import Catalogue
 
@@ -76,12 +76,10 @@ def without_password(destination: str) -> str:
 def _fingerprint(path: Path) -> str:
     """Return a hash over the names, sizes and times of change of all files at or below a path."""
     digest = hashlib.sha256()
-    for found in sorted([path, *path.rglob("*")]):
-        if found.is_file():
-            about = found.stat()
-            digest.update(
-                f"{found.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
-            )
+    for found, about in files_below(path):
+        digest.update(
+            f"{found.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
+        )
     return digest.hexdigest()
 
 

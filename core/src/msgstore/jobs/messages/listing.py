@@ -12,7 +12,7 @@ import attrs
 from msgstore.contract import STATES, MessageBatch, QueueInfo, SourceDamage
 from msgstore.jobs.messages.rows import queue_as_json
 from msgstore.jobs.messages.selection import Selection, selected_messages, selected_queues
-from msgstore.jobs.messages.sources import SourceSpec, open_source
+from msgstore.jobs.messages.sources import SourceSpec, files_below, open_source
 from msgstore.jobs.tasks import ProgressMeter
 
 
@@ -105,6 +105,4 @@ def list_messages(
 
 def size_of(path: Path) -> int:
     """Return the bytes of all files at or below a path, for the progress."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(found.stat().st_size for found in path.rglob("*") if found.is_file())
+    return sum(about.st_size for _, about in files_below(path))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -128,6 +130,18 @@ def _read(files: ExitStack, path: Path, name: str) -> Buffer:
     place = path / name if name else path
     small = place.stat().st_size <= READ_WHOLE
     return Files().read_file(place) if small else files.enter_context(Files().view(place))
+
+
+def files_below(path: Path) -> list[tuple[Path, os.stat_result]]:
+    """Return the regular files at or below a path that can be examined, in the order of their paths."""
+    places = [path, *(Path(place, name) for place, _, names in os.walk(path) for name in names)]
+    found = []
+    for place in sorted(places):
+        with suppress(OSError):
+            about = place.stat()
+            if stat.S_ISREG(about.st_mode):
+                found.append((place, about))
+    return found
 
 
 @contextmanager
