@@ -116,6 +116,27 @@ def test_damaged_message_costs_only_itself(damaged, tmp_path):
     assert [row["id"] for row in rows if "body" in row] == [msg_id.hex() for msg_id, _ in PAIRS if msg_id != PAIRS[damaged][0]]
 
 
+@pytest.mark.parametrize("saved", ["ets", "lmdb"])
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["missing", "empty"])
+def test_messages_that_only_the_index_has_are_damage(lose, saved, tmp_path):
+    """They are selected and damaged, once: nothing else says that they were there."""
+    store = tmp_path / "store"
+    for pairs in (PAIRS[:8], PAIRS[8:13], PAIRS[13:]):
+        filled(store, pairs, index=saved, format="v2", file_size_limit=200)
+    segments = sorted(store.glob("*.sqs"))
+    lost = {row["id"] for row in messages_of(store) if row["origin"]["file"] == segments[1].name}
+    assert 0 < len(lost) < len(PAIRS)
+    lose(segments[1])
+    rows = json_of("messages", store, code=1)
+    assert {row["id"] for row in rows if "body" in row} == {msg_id.hex() for msg_id, _ in PAIRS} - lost
+    assert sum(row["messages"] for row in rows if row.get("kind") == "damage") == len(lost)
+    reasons = [row["reason"] for row in json_of("queues", store, code=1) if row.get("messages") and "reason" in row]
+    assert any(reason.startswith(f"{len(lost)} messages of the index are in no segment") for reason in reasons)
+    *_, summary = json_of("convert", store, tmp_path / "out.jsonl", code=1)
+    counts = {name: summary[name] for name in ("selected", "written", "refused", "damaged")}
+    assert counts == {"selected": 20, "written": 20 - len(lost), "refused": 0, "damaged": len(lost)}
+
+
 def test_chosen_columns(tmp_path):
     store = filled(tmp_path / "store", PAIRS)
     command("convert", store, tmp_path / "ids.parquet", "--sink-option", "columns=id,size,origin")

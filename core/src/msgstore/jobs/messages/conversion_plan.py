@@ -77,9 +77,7 @@ def _fingerprint(path: Path) -> str:
     """Return a hash over the names, sizes and times of change of all files at or below a path."""
     digest = hashlib.sha256()
     for found, about in files_below(path):
-        digest.update(
-            f"{found.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
-        )
+        digest.update(f"{found.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

@@ -124,7 +124,15 @@ class StoreSource:
             (Path(item.path).name, span) for item in found.inputs for span in check_segment(item).damage
         ]
         spans += [(Path(span.path).name, span) for span in found.damage]
-        return [SourceDamage(file=file, offset=span.offset, size=span.size, reason=span.reason) for file, span in spans]
+        damage = [SourceDamage(file=file, offset=span.offset, size=span.size, reason=span.reason) for file, span in spans]
+        return damage + self._missing()
+
+    def _missing(self) -> list[SourceDamage]:
+        """Return what the index knows and no segment has: no list of messages has it, as it is no entry of the store."""
+        recovery = self._store.stats().recovery
+        reasons = [f"{recovery.missing} messages of the index are in no segment"] if recovery.missing else []
+        reasons += [f"{lost.file} {lost}" for lost in recovery.lost]
+        return [SourceDamage(file="", reason="; ".join(reasons), name=NAME, messages=recovery.missing)] if reasons else []
 
     def close(self) -> None:
         self._store.close()
