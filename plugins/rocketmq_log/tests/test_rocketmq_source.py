@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import flatbuffers
@@ -281,6 +282,79 @@ def test_damaged_record_in_a_whole_frame_is_a_lost_message(damaged, lost, tmp_pa
     report = copy(store, tmp_path / "out")
     sums = [report.total(one) for one in ("selected", "written", "refused", "damaged")]
     assert (sums[0], sums[3]) == (sum(sums[1:]), lost[0][2])
+
+
+def with_entries(log: Writer, offsets: dict[tuple[str, int], list[int]], *, size: int) -> None:
+    """Write consume queues of records of one size."""
+    for (topic, queue_id), its in offsets.items():
+        (queue := log.store / "consumequeue" / topic / str(queue_id)).mkdir(parents=True)
+        entries = b"".join(v1.ENTRY.pack(offset, size, 0) for offset in its)
+        (queue / file_name(0)).write_bytes(entries.ljust(800, b"\0"))
+
+
+def two_queues(store: Path, properties: dict | None = None) -> tuple[Writer, dict[tuple[str, int], list[int]]]:
+    """Make a log of 20 records of one size in two queues, and of a delayed one."""
+    log = Writer(store, size=4000)
+    offsets: dict[tuple[str, int], list[int]] = {("T", 0): [], ("T", 1): []}
+    for number in range(20):
+        offsets["T", number % 2].append(log.add("T", b"message %02d" % number, number % 2, properties=properties))
+    log.save()
+    return log, offsets
+
+
+@pytest.mark.parametrize(
+    ("at", "bit", "said"),
+    [
+        (12, 0, "T/16777216, number 3"),
+        (15, 0, "T/1, number 3"),
+        (27, 0, "T/0, number 2"),
+        (27, 5, "T/0, number 35"),
+        (-2, 1, "V/0, number 3"),  # the topic
+    ],
+)
+def test_damaged_place_of_a_record_follows_its_entry(at, bit, said, tmp_path):
+    """The checksum covers the body only. A topic that is not in the table would make the message an orphan."""
+    log, offsets = two_queues(tmp_path / "in")
+    with_entries(log, offsets, size=offsets["T", 1][0])
+    log.configure("topics.json", '{"topicConfigTable": {"T": {}}}')
+    whole, _ = read(log.store)
+    damaged = offsets["T", 0][3]
+    topic = damaged + 88 + len("message 00")
+    flip(log.store / "commitlog" / file_name(0), damaged + at if at > 0 else topic + 1, 1 << bit)
+    found, damage = read(log.store)
+    assert found == whole
+    assert [(one.file, one.offset, one.messages, str(one.name)) for one in damage] == [
+        (f"commitlog/{file_name(0)}", damaged, 0, str(QueueName("rocketmq", queue="T", partition=0)))
+    ]
+    assert damage[0].reason == f"the record says {said}; the consume queue says T/0, number 3, and is followed"
+    report = copy(log.store, tmp_path / "out")  # with raw records, of which this is none
+    assert [report.total(one) for one in ("selected", "written", "refused", "damaged")] == [20, 20, 0, 0]
+
+
+@pytest.mark.parametrize("seals", [False, True])
+def test_damaged_entry_moves_no_record(seals, tmp_path):
+    """It names a record of another queue: one that has an entry of its own, or whose checksum covers its queue."""
+    log, offsets = two_queues(tmp_path / "in", {p.CRC_NAME.rstrip("#") + "#": "0000000000"} if seals else None)
+    if seals:
+        ends = [*sorted(offset for its in offsets.values() for offset in its), len(log.data)]
+        for begin, end in pairwise(ends):
+            log.data[end - p.CRC_BYTES : end] = v1.crc_property(bytes(log.data[begin : end - p.CRC_BYTES]))
+        log.save()
+    whole, damage = read(log.store)
+    assert (len(whole), damage) == (20, [])
+    entries = {queue: list(its) for queue, its in offsets.items()}
+    entries["T", 0][3] = offsets["T", 1][5]
+    if seals:
+        entries["T", 0].append(offsets["T", 1][6])  # nothing is there of that number
+        del entries["T", 1]
+    with_entries(log, entries, size=offsets["T", 1][0])
+    found, damage = read(log.store)
+    assert found == whole
+    queue = f"consumequeue/T/0/{file_name(0)}"
+    expected = [(queue, 60, 0, f"the record of this entry, at {offsets['T', 1][5]} in the log, says T/1, number 5")]
+    if seals:
+        expected.append((queue, 200, 1, f"the record of this entry, at {offsets['T', 1][6]} in the log, says T/1, number 6"))
+    assert [(one.file, one.offset, one.messages, one.reason) for one in damage] == expected
 
 
 @pytest.mark.parametrize("files", [None, [], ["foreign"]])

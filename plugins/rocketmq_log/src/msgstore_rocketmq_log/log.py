@@ -92,9 +92,48 @@ class LogRecord:
         return dict(v1_pairs(self.frame.header()))
 
     @property
+    def has_own_checksum(self) -> bool:
+        """True if a checksum covers all of it, and not only the body."""
+        raw = self.raw_properties
+        return raw is None or (len(raw) >= p.CRC_BYTES and raw[-p.CRC_BYTES :].startswith(_CRC_BEGIN))
+
+    @property
     def message_id(self) -> str:
         """The offset message id."""
         return (self.store_host + struct.pack(">Iq", self.store_port & 0xFFFFFFFF, self.offset)).hex().upper()
+
+
+@attrs.frozen
+class Places:
+    """Good records in the order of the log, and what each says of its queue: 24 bytes each."""
+
+    offsets: array[int] = attrs.field(factory=lambda: array("q"))
+    sizes: array[int] = attrs.field(factory=lambda: array("i"))
+    queues: array[int] = attrs.field(factory=lambda: array("i"))
+    """Numbers of queues in the order in which they were met."""
+    numbers: array[int] = attrs.field(factory=lambda: array("q"))
+    met: dict[tuple[bytes, int], int] = attrs.field(factory=dict)
+    """Topic and queue id to the number of the queue."""
+
+    def queue_of(self, topic: bytes, queue_id: int) -> int:
+        """Return the number of a queue, which is a new one if no record is in it."""
+        return self.met.setdefault((topic, queue_id), len(self.met))
+
+    def add(self, record: LogRecord) -> None:
+        self.offsets.append(record.offset)
+        self.sizes.append(record.size)
+        self.queues.append(self.queue_of(record.topic.encode(), record.queue_id))
+        self.numbers.append(record.queue_offset)
+
+    def find(self, offset: int, size: int) -> int | None:
+        """Return the row of the record of this size at an offset of the log; None if none is there. Reads nothing."""
+        row = bisect_left(self.offsets, offset)
+        return row if row < len(self.offsets) and (self.offsets[row], self.sizes[row]) == (offset, size) else None
+
+    def all(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield topic, queue id and number that each record says."""
+        keys = list(self.met)
+        return ((*keys[queue], number) for queue, number in zip(self.queues, self.numbers, strict=True))
 
 
 class CommitLog:
@@ -105,7 +144,8 @@ class CommitLog:
         self._read = read
         self._begins = [file.begin for file in files]
         self._kept: dict[int, Content] = {}
-        self._good, self._good_sizes = array("q"), array("i")
+        self.places = Places()
+        """Of the last scan."""
 
     @property
     def begin(self) -> int:
@@ -139,21 +179,12 @@ class CommitLog:
 
     def scan(self, damage: list[SourceDamage]) -> Iterator[Scanned]:
         """Yield the place of every good record, and what its queue needs. Adds damage to the list."""
-        self.forget_places()
+        self.places = Places()
         for before, after in pairwise(self.files):
             if before.begin + before.size != after.begin:
                 damage.append(SourceDamage(file=after.name, reason=f"the log has a gap: {before.name} ends elsewhere"))
         for number, file in enumerate(self.files):
             yield from self._scan_file(number, file, damage, is_last=number == len(self.files) - 1)
-
-    def has_good(self, offset: int, size: int) -> bool:
-        """Return True if the last scan has found a good record of this size there. Reads nothing."""
-        at = bisect_left(self._good, offset)
-        return at < len(self._good) and (self._good[at], self._good_sizes[at]) == (offset, size)
-
-    def forget_places(self) -> None:
-        """Free what :meth:`has_good` needs."""
-        self._good, self._good_sizes = array("q"), array("i")
 
     def _scan_file(self, number: int, file: LogFile, damage: list[SourceDamage], *, is_last: bool) -> Iterator[Scanned]:
         data = self.content(number)
@@ -161,7 +192,10 @@ class CommitLog:
         end = self.end(number) - begin
         read, crc32, magic_v1 = v1.PLAIN_HEAD.unpack_from, zlib.crc32, v1.MAGIC
         last, left = end - v1.SMALLEST, _SEARCH * end
-        add_place, add_size = self._good.append, self._good_sizes.append
+        places = self.places
+        add_place, add_size, add_queue, add_number, met = (
+            places.offsets.append, places.sizes.append, places.queues.append, places.numbers.append, places.met,
+        )  # fmt: skip
         while at < end:
             if at <= last:  # without a call for the plain record, which nearly all are
                 total, magic, crc, queue_id, _, queue_offset, place, sys_flag, *_, body_size = read(data, at)
@@ -182,15 +216,17 @@ class CommitLog:
                         and data[topic] < _SIGN
                         and data[after - p.CRC_BYTES : after - p.CRC_BYTES + 9] != _CRC_BEGIN
                     ):
+                        its = data[body_end + 1 : topic]
                         add_place(place)
                         add_size(total)
-                        yield place, data[body_end + 1 : topic], queue_id, queue_offset, sys_flag, behind and is_last
+                        add_queue(met.setdefault((its, queue_id), len(met)))
+                        add_number(queue_offset)
+                        yield place, its, queue_id, queue_offset, sys_flag, behind and is_last
                         at = after
                         continue
             found = read_record(data, at, begin + at)
             if isinstance(found, LogRecord):
-                add_place(found.offset)
-                add_size(found.size)
+                places.add(found)
                 yield found.offset, found.topic.encode(), found.queue_id, found.queue_offset, found.sys_flag, behind and is_last
                 at += found.size
                 continue

@@ -10,6 +10,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping
 from operator import lt
+from types import MappingProxyType
 
 import attrs
 
@@ -142,21 +143,34 @@ class Queues:
 
 
 def build_queues(
-    log: CommitLog, config: BrokerConfig, damage: list[SourceDamage], table: TopicTable | None = None
+    log: CommitLog,
+    config: BrokerConfig,
+    damage: list[SourceDamage],
+    table: TopicTable | None = None,
+    moved: Mapping[int, tuple[bytes, int, int]] = MappingProxyType({}),
 ) -> dict[Key, TopicQueue]:
     """Read the log, and return its queues by name. Adds damage to the list.
 
-    ``table``: incarnations of topics. A record of one that does not live any more is an orphan.
+    ``table``: incarnations of topics. A record of one that does not live any more is an orphan. ``moved``: right topic, queue
+    id and number of the records at some offsets, which say others.
     """
     found = Queues()
     plain: dict[tuple[bytes, int], tuple[Callable[[int], None], Callable[[int], None]]] = {}
     """Queues whose records are messages of it, unless a flag says otherwise: what adds an offset, and a number."""
     for offset, topic, queue_id, queue_offset, sys_flag, behind in log.scan(damage):
+        if offset in moved:
+            topic, queue_id, queue_offset = moved[offset]
         if (adders := plain.get((topic, queue_id))) and not sys_flag & SPECIAL and not behind:
             adders[0](offset)
             adders[1](queue_offset)
             continue
         record = log.record(offset)
+        if offset in moved:
+            record.topic, record.queue_id, record.queue_offset = (
+                topic.decode("utf-8", "surrogateescape"),
+                queue_id,
+                queue_offset,
+            )
         _enter(found, record, config, table, behind=behind)
         if table is None and record.topic not in OWN_TOPICS:
             its = found.queue((record.topic, queue_id))

@@ -43,6 +43,8 @@ class QueueReader:
     accepts: frozenset[str] | None
     """Layouts of raw records that the reader takes. None: any."""
     reflow: ReflowOptions
+    moved: frozenset[int] = frozenset()
+    """Offsets of records that say a wrong queue or number. They are no raw form of their messages."""
     _last: dict[int, _Opened] = attrs.field(factory=dict, init=False)
     """The record that was read last: the messages of a batch follow each other."""
 
@@ -138,8 +140,10 @@ class QueueReader:
 
     def _raw(self, raw: bytes, record: LogRecord) -> tuple[bytes | None, str | None]:
         """Return a record for the reader, or the reason why there is none."""
-        if not self.raw or self.accepts is None:
-            return (raw, None) if self.raw else (None, None)
+        if not self.raw or record.offset in self.moved:
+            return None, None
+        if self.accepts is None:
+            return raw, None
         try:
             return reflowed(raw, record.frame, self.accepts, self.reflow)
         except (ValueError, InvalidError) as error:
@@ -170,7 +174,11 @@ class QueueReader:
         if len(rows) < stop - first:
             columns = {name: column and [column[row] for row in rows] for name, column in columns.items()}
         if self.raw and "raws" not in found:
-            found["raws"] = [data[at : at + size] for at, size in zip(places, found["sizes"], strict=True)]
+            offsets = self.queue.offsets[first:stop]
+            found["raws"] = [
+                None if offset in self.moved else data[at : at + size]
+                for offset, at, size in zip(offsets, places, found["sizes"], strict=True)
+            ]
         return MessageBatch(
             name=self.name,
             positions=[first + row for row in rows],

@@ -14,11 +14,11 @@ import attrs
 from msgstore.contract import Buffer, Candidate, ConfigError, MessageBatch, QueueInfo, QueueName, SourceContext, SourceDamage
 from msgstore_rocketmq_log import records as v1
 from msgstore_rocketmq_log.config import BrokerConfig, read_config
-from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, list_files, queue_entries
+from msgstore_rocketmq_log.consume_queues import Place, check_entries
+from msgstore_rocketmq_log.files import NAME_DIGITS, file_name, file_offset, list_files
 from msgstore_rocketmq_log.incarnations import read_table
-from msgstore_rocketmq_log.log import SYSTEM, CommitLog, log_files
+from msgstore_rocketmq_log.log import SYSTEM, CommitLog, Places, log_files
 from msgstore_rocketmq_log.plugin import RocketmqSourceOptions
-from msgstore_rocketmq_log.properties import whole_number
 from msgstore_rocketmq_log.queues import TopicQueue, build_queues
 from msgstore_rocketmq_log.reflow import LAYOUTS, ReflowOptions
 from msgstore_rocketmq_log.rows import QueueReader
@@ -92,6 +92,8 @@ class RocketmqSource:
             self._file_names = {file.name: file.name for file in self._log.files}
         self._config: BrokerConfig | None = None
         self._queues: dict[tuple[str, int], TopicQueue] = {}
+        self._moved: dict[int, Place] = {}
+        """Offsets of records that say a wrong queue or number, and the right ones."""
         self._damage: dict[QueueName | None, list[SourceDamage]] = {}
         """By queue. None: all that belongs to no queue which has messages."""
         self._is_examined = False
@@ -111,8 +113,9 @@ class RocketmqSource:
         options, context = self._options, self._context
         reflow = ReflowOptions(options.reflow_prefix, options.reflow_escape)
         reader = QueueReader(
-            self._log, self._file_names, name, queue, consumed, options.max_body, context.raw, context.accepts, reflow
-        )
+            self._log, self._file_names, name, queue, consumed, options.max_body, context.raw, context.accepts, reflow,
+            frozenset(self._moved),
+        )  # fmt: skip
         at = first
         while at < stop:
             at, batch, damage = reader.read(at, min(at + _BATCH_MESSAGES, stop))
@@ -140,9 +143,13 @@ class RocketmqSource:
             self._queues = build_queues(self._log, self._config, damage, table)
             found += (attrs.evolve(one, file=self._file_names[one.file]) for one in damage)
             begins = {file.name: file.begin for file in self._log.files}
-            found += self._lost({begins[one.file] + one.offset for one in damage if one.messages})
+            reported = {begins[one.file] + one.offset for one in damage if one.messages}
+            of_entries, self._moved = check_entries(self._log, self._sizes.keys(), self._read, reported)
+            if self._moved:
+                self._queues = build_queues(self._log, self._config, [], table, self._moved)
+            found += (attrs.evolve(one, file=self._file_names.get(one.file, one.file)) for one in of_entries)
             found += [SourceDamage(file=file, reason=reason) for file, reason in self._unreadable.items()]
-            self._log.forget_places()
+            self._log.places = Places()  # frees the memory
             self._is_examined = True
             names = {_name(key) for key in self._queues}
             for one in found:
@@ -163,25 +170,6 @@ class RocketmqSource:
         near = [f"Did you mean {name!r}? " for name in difflib.get_close_matches(group, known, n=1)]
         advice = f"{''.join(near)}There are: {', '.join(known[:10])}." if known else "Leave --group out."
         raise ConfigError(f"{self._context.path}: {_OFFSETS} {reason}. {advice}")
-
-    def _lost(self, reported: set[int]) -> Iterator[SourceDamage]:
-        """Yield the entries of consume queues whose record is not there. Those of the offsets ``reported`` are left out."""
-        for name in sorted(self._sizes):
-            parts = name.split("/")
-            if len(parts) != 4 or parts[0] not in ("consumequeue", "batchconsumequeue") or file_offset(parts[3]) is None:
-                continue
-            is_batch = parts[0] == "batchconsumequeue"
-            width = 46 if is_batch else 20
-            queue = QueueName(SYSTEM, queue=parts[1], partition=whole_number(parts[2], bits=32))
-            data = self._read(name)
-            for number, offset, size in queue_entries(data, batch=is_batch):
-                if offset < self._log.begin or offset in reported:
-                    continue
-                if not self._log.has_good(offset, size):
-                    yield SourceDamage(
-                        file=name, offset=number * width, size=width, messages=1, name=queue,
-                        reason=f"the record of this message, at {offset} in the log, is not there or damaged",
-                    )  # fmt: skip
 
     def _read(self, name: str) -> Buffer:
         """Return the content of a file; nothing of one of several that cannot be read when all are examined."""
