@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,8 +120,10 @@ class JsonLinesSource:
             damage: list[SourceDamage] = []
             for number, file in enumerate(self._names):
                 content, end = self._content(number), 0
-                for line in io.BytesIO(content):  # shares the memory of bytes
-                    begin, end = end, end + len(line)
+                find, size = content.find, len(content)
+                while end < size:
+                    begin, end = end, find(b"\n", end) + 1 or size
+                    line = content[begin:end]
                     if not line.strip():
                         continue
                     try:
