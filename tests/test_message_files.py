@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,15 +13,22 @@ import pytest
 
 from msgstore.builtin.plugin import FileSourceOptions
 from msgstore.contract import MessageBatch, QueueName, SinkContext, SourceContext, SourceDamage
-from msgstore.jobs.messages import parquet
+from msgstore.files import Files
+from msgstore.jobs.messages import parquet, sources
 from msgstore.jobs.messages.columns import record_batch
+from msgstore.jobs.messages.conversion_plan import plan_convert
+from msgstore.jobs.messages.convert import convert
 from msgstore.jobs.messages.json_lines import JsonLinesSource
 from msgstore.jobs.messages.rows import encode, not_unicode
+from msgstore.jobs.messages.selection import select
 from msgstore.jobs.messages.sources import open_source, source_spec
 from msgstore.jobs.messages.store_sink import StoreSink
+from msgstore.jobs.tasks import ProgressMeter
 from msgstore.option_values import Backend
+from msgstore.testing.probes import open_files
 from msgstore_kestrel_journal.records import encode_addx
-from support import catalogue, command, json_of
+from msgstore_rocketmq_log import log
+from support import catalogue, command, failing, json_of
 
 NOT_UTF8 = pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string())
 
@@ -254,3 +262,75 @@ def test_json_lines_file_that_fails_is_never_left_out(tmp_path):
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output"):
             source.queues()
+
+
+@pytest.fixture
+def all_mapped(monkeypatch):
+    """Let each file that is not empty be a map, and few of them stay open."""
+    monkeypatch.setattr(sources, "READ_WHOLE", 0)
+    monkeypatch.setattr(sources, "_MAX_MAPS", 2)
+    monkeypatch.setattr(log, "_MAX_MAPS", 2)
+
+
+@pytest.mark.parametrize("name", ["kestrel", "rocketmq", "jsonl"])
+@pytest.mark.usefixtures("all_mapped")
+def test_few_of_many_large_files_are_open(name, tmp_path):
+    lines = [encode({"system": "kestrel", "queue": f"q{at % 2}", "text": f"message {at:03}"}) for at in range(60)]
+    path = tmp_path / name
+    path.mkdir()
+    for number in range(20):
+        if name == "kestrel":
+            (path / f"q.{number + 1}").write_bytes(encode_addx(b"message %03d" % number, 0, 0))
+        else:
+            (path / f"{number:02}.jsonl").write_text("".join(f"{line}\n" for line in lines[3 * number : 3 * number + 3]))
+    if name == "rocketmq":
+        job = plan_convert(
+            catalogue(), path, str(tmp_path / "store"), select(), sink=Backend(name, {"file_size": 600, "index": False})
+        )
+        convert(job, ProgressMeter(0))
+        path = tmp_path / "store"
+        assert len(list((path / "commitlog").iterdir())) >= 10
+    before, most = open_files(), 0
+    with open_source(source_spec(catalogue(), path)) as source:
+        count = 0
+        for info in source.queues():
+            for batch in source.messages(info.name, 0, None):
+                count += len(batch)
+                most = max(most, open_files() - before)
+        assert count == (20 if name == "kestrel" else 60)
+    assert 0 < most <= 5
+    assert open_files() == before
+
+
+@pytest.mark.usefixtures("all_mapped")
+def test_json_lines_files_that_alternate_are_mapped_once(tmp_path, monkeypatch):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("".join(f'{{"queue":"q{number}","text":"x"}}\n' for number in range(30)))
+    mapped, map_file = [], Files.map_file
+    monkeypatch.setattr(Files, "map_file", lambda self, path: mapped.append(path.name) or map_file(self, path))
+    with open_source(source_spec(catalogue(), tmp_path)) as source:
+        assert sum(len(batch) for info in source.queues() for batch in source.messages(info.name, 0, None)) == 60
+    assert mapped == ["a.jsonl", "b.jsonl"]
+
+
+@pytest.mark.usefixtures("all_mapped")
+def test_json_lines_file_that_is_mapped_is_not_copied(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b"".join(b'{"text":"%s"}\n' % (b"x" * 2**16) for _ in range(100)).removesuffix(b"\n"))
+    with open_source(source_spec(catalogue(), path)) as source:
+        tracemalloc.start()
+        try:
+            source.queues()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert source.count(QueueName("msgstore")) == 100
+    assert peak < 2**21
+
+
+def test_error_of_too_many_open_files_says_what_to_do(tmp_path, monkeypatch):
+    (tmp_path / "m.jsonl").write_text('{"text":"x"}\n')
+    monkeypatch.setattr(sources, "READ_WHOLE", 0)
+    monkeypatch.setattr(Files, "map", failing(errno.EMFILE))
+    error = command("queues", tmp_path, code=2).stderr
+    assert f"{tmp_path / 'm.jsonl'}: Too many open files. Allow more open files: ulimit -n" in error

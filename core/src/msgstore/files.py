@@ -254,6 +254,14 @@ class Files:
         if sync:
             self.sync_directory(path.parent)
 
+    def map_file(self, path: Path) -> mmap.mmap:
+        """Map a whole regular file read-only. The map keeps one descriptor. Raises OSError, which names the file."""
+        with self.closing(self.open_read(path)) as fd:
+            try:
+                return self.map(fd, os.fstat(fd).st_size)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from error
+
     @contextlib.contextmanager
     def view(self, path: Path) -> Iterator[bytes | mmap.mmap]:
         """Yield the content of the whole file for a scan."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,37 @@ def _xid_for(place: int, journals: Sequence[Buffer], state: QueueState) -> int:
     return state.next_xid()
 
 
+class Journals(Sequence[Buffer]):
+    """Contents of the files of a queue, each of which is read when it is needed. Keeps those that are not mapped, and the last
+    one of the others: each of these is an open file."""
+
+    def __init__(self, names: Sequence[str], read: Callable[[str], Buffer]) -> None:
+        self._names, self._read = names, read
+        self._kept: dict[int, Buffer] = {}
+        self._last: tuple[int, Buffer] = (-1, b"")
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return the content of a file. Raises OSError, IndexError."""
+        if number in self._kept:
+            return self._kept[number]
+        if self._last[0] != number:
+            found = self._read(self._names[number])
+            if isinstance(found, bytes):
+                self._kept[number] = found
+                return found
+            self._last = (number, found)
+        return self._last[1]
+
+
 @attrs.frozen
 class Replay:
     """Result of the replay of one queue. ``journals`` has the files in the order of replay."""
 
     files: QueueFiles
-    journals: tuple[Buffer, ...]
+    journals: Sequence[Buffer]
     state: QueueState
     broken: tuple[BrokenEnd, ...]
     now_ms: int
@@ -245,19 +270,19 @@ def capped_expiry(expiry_ms: int, add_ms: int | None, now_ms: int, max_age_ms: i
 
 def replay_journals(
     files: QueueFiles,
-    journals: Iterable[Buffer],
+    journals: Sequence[Buffer],
     now_ms: int,
     *,
     state_dump: bool = False,
     others: Iterable[Path] = (),
 ) -> Replay:
     """Replay the files of one queue, in the order of ``files``."""
-    contents, state = tuple(journals), QueueState()
+    state = QueueState()
     broken = []
     for number, (name, _) in enumerate(files.order):
-        if found := replay_file(contents, number, state, state_dump=state_dump):
+        if found := replay_file(journals, number, state, state_dump=state_dump):
             broken.append(BrokenEnd(name, *found))
-    return Replay(files, contents, state, tuple(broken), now_ms, state_dump, tuple(others))
+    return Replay(files, journals, state, tuple(broken), now_ms, state_dump, tuple(others))
 
 
 def replay(directory: str | Path, queue: str, now_ms: int | None = None, state_dump: bool = False) -> Replay:

@@ -20,7 +20,7 @@ from msgstore_kestrel_journal import records as r
 from msgstore_kestrel_journal.files import TEMPORARY, QueueFiles, list_names, names_by_queue, queue_files, queue_names
 from msgstore_kestrel_journal.plugin import KestrelSourceOptions
 from msgstore_kestrel_journal.records import read_columns
-from msgstore_kestrel_journal.replay import FILE_BITS, Replay, capped_expiry, replay_journals
+from msgstore_kestrel_journal.replay import FILE_BITS, Journals, Replay, capped_expiry, replay_journals
 
 SYSTEM = "kestrel"
 _UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
@@ -132,10 +132,10 @@ class KestrelSource:
             reason = f"cannot be read: {error.strerror}. The queue is not read"
             yield SourceDamage(file=self._path(file), reason=reason, name=name)
             return
-        sizes = {after: (now, len(journal)) for (after, now), journal in zip(replay.files.order, replay.journals, strict=True)}
+        names = {after: (now, number) for number, (after, now) in enumerate(replay.files.order)}
         for broken in replay.broken:
-            file, size = sizes[broken.file]
-            size -= broken.offset
+            file, number = names[broken.file]
+            size = len(replay.journals[number]) - broken.offset
             yield SourceDamage(file=self._path(file), offset=broken.offset, size=size, reason=broken.reason, name=name)
         for foreign in replay.files.foreign:
             reason = "not a file of the queue: Kestrel does not load a queue beside such a name"
@@ -175,7 +175,7 @@ class KestrelSource:
     def _replay(self, queue: str) -> Replay:
         if self._replays is None or self._replays[0] != queue:
             files = self._files(queue)
-            journals = [self._context.read(self._path(now)) for _, now in files.order]
+            journals = Journals([self._path(now) for _, now in files.order], self._context.read)
             found = replay_journals(files, journals, self._context.now_ms, state_dump=self._options.state_dump)
             self._replays = (queue, found)
         return self._replays[1]

@@ -41,6 +41,8 @@ _SEARCH = 16
 _BLOCK = 2**20
 _MAX_KEPT = 2**28
 """Bytes of files that are not mapped and are kept."""
+_MAX_MAPS = 16
+"""Mapped files that are kept: each is an open file."""
 _CRC_BEGIN = f"{p.CRC_NAME}{p.NAME_END}".encode()
 PLAIN_BODY = v1.PLAIN_HEAD.size
 """Bytes before the body of a record with two addresses of 4 bytes."""
@@ -137,7 +139,7 @@ class Places:
 
 
 class CommitLog:
-    """The files of the log. Keeps those that are mapped, and the last ones of the others: messages may alternate."""
+    """The files of the log. Keeps the last ones: messages may alternate."""
 
     def __init__(self, files: list[LogFile], read: Callable[[str], Content]) -> None:
         self.files = files
@@ -159,6 +161,8 @@ class CommitLog:
             loaded = [at for at, data in self._kept.items() if isinstance(data, bytes)]
             while len(loaded) > 1 and sum(len(self._kept[at]) for at in loaded) > _MAX_KEPT:
                 del self._kept[loaded.pop(0)]
+            if len(self._kept) - len(loaded) > _MAX_MAPS:
+                del self._kept[next(at for at in self._kept if at not in loaded)]
         return self._kept[number]
 
     def locate(self, offset: int) -> tuple[int, int]:

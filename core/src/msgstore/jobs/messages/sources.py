@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import mmap
 import os
 import re
 import stat
 import time
+import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +35,9 @@ from msgstore.jobs.workers import worker_catalogue
 from msgstore.option_values import Backend, GivenText, backend_of
 from msgstore.plugins.blame import blame
 from msgstore.plugins.catalogue import Catalogue
+
+_MAX_MAPS = 32
+"""Mapped files that stay open. A process may have 1,024 open files or fewer."""
 
 
 @attrs.frozen
@@ -111,7 +117,7 @@ def _options(catalogue: Catalogue, source: Backend) -> object:
 def open_source(spec: SourceSpec, catalogue: Catalogue | None = None) -> Iterator[Source]:
     """Open a source in any process. Errors of the operating system become StoreIOError, a plugin's BrokenPlugin."""
     catalogue, path = catalogue or worker_catalogue(), Path(spec.path)
-    with ExitStack() as files, _errors(path):
+    with closing(OpenFiles()) as files, _errors(path):
         context = SourceContext(
             path=path,
             options=_options(catalogue, spec.source),
@@ -125,11 +131,36 @@ def open_source(spec: SourceSpec, catalogue: Catalogue | None = None) -> Iterato
             yield source
 
 
-def _read(files: ExitStack, path: Path, name: str) -> Buffer:
-    """Return the content of a file. A large one is mapped as long as the source is open."""
+class OpenFiles:
+    """Mapped files of one source. Those that were used last stay open, as a source may read several in turn."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, mmap.mmap] = {}
+        """The last _MAX_MAPS, in the order of use."""
+        self._mapped = weakref.WeakSet[mmap.mmap]()
+
+    def map(self, path: Path) -> mmap.mmap:
+        """Return a file as a map. It stays open as long as it is kept here, or anything refers to it."""
+        if (found := self._kept.pop(path, None)) is None:
+            found = Files().map_file(path)
+            self._mapped.add(found)
+        self._kept[path] = found
+        if len(self._kept) > _MAX_MAPS:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def close(self) -> None:
+        """Close all maps, but for those into which a view still points."""
+        self._kept.clear()
+        for found in list(self._mapped):
+            with suppress(BufferError):
+                found.close()
+
+
+def _read(files: OpenFiles, path: Path, name: str) -> Buffer:
+    """Return the content of a file. A large one is mapped."""
     place = path / name if name else path
-    small = place.stat().st_size <= READ_WHOLE
-    return Files().read_file(place) if small else files.enter_context(Files().view(place))
+    return Files().read_file(place) if place.stat().st_size <= READ_WHOLE else files.map(place)
 
 
 def files_below(path: Path) -> list[tuple[Path, os.stat_result]]:
@@ -151,7 +182,8 @@ def _errors(path: Path) -> Iterator[None]:
     except MsgStoreError:
         raise
     except OSError as error:
-        raise StoreIOError(f"{error.filename or path}: {error.strerror or error}") from error
+        remedy = ". Allow more open files: ulimit -n" if error.errno == errno.EMFILE else ""
+        raise StoreIOError(f"{error.filename or path}: {error.strerror or error}{remedy}") from error
     except Exception as error:
         if (broken := blame(error)) is None:
             raise
