@@ -736,6 +736,49 @@ def test_journal_of_a_service_is_begun_anew_if_asked(service, tmp_path):
     assert (report.kept, report.total("written")) == (None, 39)
 
 
+@pytest.fixture
+def many_queues(service, tmp_path, monkeypatch) -> tuple[Path, str, Path]:
+    """Source, destination and journal of a conversion of 30 queues that was interrupted in the last one."""
+    origin, url = kestrel(tmp_path / "origin", queues=30, messages=3), f"acme://{tmp_path / 'log'}"
+    service.broken = 30
+    with pytest.raises(KeyboardInterrupt):
+        run(origin, url)
+    service.broken = None
+    return origin, url, tmp_path / conversion_plan.JOURNAL
+
+
+def test_journal_has_only_counts_that_have_changed(many_queues):
+    """All counts in each line would grow with the square of the queues."""
+    origin, url, journal = many_queues
+    states = [line for line in map(json.loads, journal.read_text().splitlines()) if "token" in line]
+    assert [list(state["counts"]) for state in states] == [[str(number)] for number in range(29)]
+    whole, report = run(origin, url, dry_run=True), run(origin, url)
+    assert (report.queues, report.kept) == (whole.queues, 58)
+
+
+def test_journal_of_the_version_before_is_continued(many_queues):
+    """Each state had the counts of all queues, in a list, and all reasons."""
+    origin, url, journal = many_queues
+    lines, counts = [], [[0] * 5] * 30
+    for line in map(json.loads, journal.read_text().splitlines()):
+        if "token" in line:
+            counts = [line["counts"].get(str(number), before) for number, before in enumerate(counts)]
+            line |= {"counts": counts, "reasons": {"boom": 1}}
+        lines.append(json.dumps(line, separators=(",", ":")) + "\n")
+    journal.write_text("".join(lines))
+    report = run(origin, url)
+    assert [one.selected for one in report.queues] == [2] * 30
+    assert (report.kept, report.reasons) == (58, {"boom": 1})
+
+
+def test_journal_of_another_version_is_refused(many_queues):
+    origin, url, journal = many_queues
+    journal.write_text(journal.read_text().replace('"counts":{', '"numbers":{'))
+    with pytest.raises(StoreError, match=r"is of another version\. Begin anew with --restart"):
+        run(origin, url)
+    assert run(origin, url, restart=True).total("written") == 60
+
+
 def test_file_that_is_no_journal_is_kept(service, origin, tmp_path):
     mine = tmp_path / "mine"
     for content in (b"mine\nnot finished", b"[1]\n", b"{}\nx", b"without a line feed"):

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+import attrs
+
 from msgstore.contract import StoreError, StoreIOError, StoreLocked
 from msgstore.files import Files
 from msgstore.jobs.messages.rows import encode
@@ -45,12 +47,12 @@ class ConversionJournal:
             self._file.close()
             raise StoreLocked(f"{target}: another process converts into it, with the journal {path}") from error
         try:
-            lines, end = self._lines()
+            begin, past, end = self._past()
             asked = json.loads(encode(about))
             if restart:
-                lines, end = [], 0
-            elif lines and lines[0] != asked:
-                changed = list(_changes(lines[0], asked))
+                begin, past, end = None, _Past(), 0
+            elif begin is not None and begin != asked:
+                changed = list(_changes(begin, asked))
                 if changed == [CONTENT]:
                     raise StoreError(
                         f"{target}: the source has changed since an unfinished conversion began. Begin anew with --restart."
@@ -63,16 +65,18 @@ class ConversionJournal:
         except BaseException:
             self._file.close()
             raise
-        states = [number for number, line in enumerate(lines) if "token" in line]
-        self.state: dict[str, Any] | None = lines[states[-1]] if states else None
-        """The last state of an interrupted conversion, else None."""
-        self.sent = max((line["sending"] for line in lines[states[-1] if states else 0 :] if "sending" in line), default=0)
+        if past.is_unknown:
+            self._file.close()
+            raise StoreError(f"{target}: the journal {path} is of another version. Begin anew with --restart.")
+        self.state = past.state
+        """The last state of an interrupted conversion, with the counts of all queues, else None."""
+        self.sent = past.sent
         """Messages after that state which were perhaps sent."""
-        self.damage = [span for number in states for span in lines[number]["damage"]]
+        self.damage = past.damage
         """Damage that was reported before the interruption."""
         self.is_begun = bool(self.state or self.sent)
         """True if there is something to continue."""
-        if not lines:
+        if begin is None:
             self.append(about)
 
     def append(self, line: Mapping[str, Any]) -> None:
@@ -116,19 +120,56 @@ class ConversionJournal:
         if not self.is_begun:
             Files().sync_directory(self.path.parent)
 
-    def _lines(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the whole lines and their end; a torn one may follow. Raises StoreError if they are not of a journal."""
+    def _past(self) -> tuple[dict[str, Any] | None, _Past, int]:
+        """Return the first line, what the others say, and their end; a torn one may follow. Raises StoreError for a file that
+        is no journal."""
         self._file.seek(0)
-        content = self._file.read()
-        whole = content.rfind(b"\n") + 1
+        begin: dict[str, Any] | None = None
+        past, end, torn = _Past(), 0, b""
         try:
-            lines = [dict(json.loads(line)) for line in content[:whole].splitlines()]
+            for line in self._file:
+                if not line.endswith(b"\n"):
+                    torn = line
+                elif begin is None:
+                    begin = dict(json.loads(line))
+                else:
+                    past.add(dict(json.loads(line)))
+                end += len(line) - len(torn)
         except (ValueError, TypeError):
-            lines = [{}]
-        is_torn = not lines and _BEGIN.startswith(content[: len(_BEGIN)])  # a kill before the first line was whole
-        if not is_torn and (not lines or "destination" not in lines[0]):
+            begin = {}
+        is_torn = begin is None and _BEGIN.startswith(torn[: len(_BEGIN)])  # a kill before the first line was whole
+        if not is_torn and (not begin or "destination" not in begin):
             raise StoreError(f"{self.path}: is not the journal of a conversion. Name another file, or delete it.")
-        return lines, whole
+        return begin, past, end
+
+
+@attrs.define
+class _Past:
+    """What the lines of a journal say together. A state has only the counts and reasons that have changed since the one before:
+    a journal of many queues would grow with their square. A state of an earlier version has all of them, in a list."""
+
+    state: dict[str, Any] | None = None
+    sent: int = 0
+    damage: list[dict[str, Any]] = attrs.field(factory=list)
+    counts: dict[int, list[int]] = attrs.field(factory=dict)
+    reasons: dict[str, int] = attrs.field(factory=dict)
+    is_unknown: bool = False
+    """True if a state is not as this version or the one before writes it."""
+
+    def add(self, line: dict[str, Any]) -> None:
+        if "token" not in line:
+            self.sent = max(self.sent, line.get("sending", 0))
+            return
+        try:
+            counts = line["counts"]
+            pairs = enumerate(counts) if isinstance(counts, list) else counts.items()
+            self.counts.update((int(number), saved) for number, saved in pairs)
+            self.reasons.update(line["reasons"])
+            self.damage += line["damage"]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self.is_unknown = True
+            return
+        self.state, self.sent = line | {"counts": self.counts, "reasons": self.reasons}, 0
 
 
 def _changes(was: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:

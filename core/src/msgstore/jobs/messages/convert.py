@@ -106,6 +106,9 @@ class Conversion:
     """Damage that was reported before an interruption, and is met again."""
     _reported: int = 0
     """Damaged spans that the journal has."""
+    _changed: set[int] = attrs.field(factory=set)
+    _reasons: set[str] = attrs.field(factory=set)
+    """Numbers of queues, and reasons, whose counts have changed since the last flush."""
     _repeated: int = 0
     """Messages that were perhaps sent before the interruption."""
 
@@ -129,7 +132,8 @@ class Conversion:
         self.report.marked = state["marked"]
         self.report.reasons.update(state["reasons"])
         self.report.others.update(state["others"])
-        for counts, saved in zip(self.report.queues, state["counts"], strict=True):
+        for number, saved in state["counts"].items():
+            counts = self.report.queues[number]
             counts.selected, counts.written, counts.refused, counts.damaged, counts.bytes = saved
             self._selected += counts.selected - counts.damaged
         self.report.kept = self._selected
@@ -142,6 +146,7 @@ class Conversion:
         """Convert the positions of a queue from ``first`` up to ``stop``. ``number``: of the queue, for the journal."""
         selection = attrs.evolve(self.job.selection, first=first)
         for item in selected_messages(self.source, counts.info.name, selection, self._selected, stop, self.report.others):
+            self._changed.add(number)
             if not isinstance(item, SourceDamage):
                 self._selected += len(item)
                 self._write(counts, item)
@@ -183,6 +188,7 @@ class Conversion:
         for row, reason in reasons.items():
             counts.refused += 1
             self.report.reasons[reason] += 1
+            self._reasons.add(reason)
             if self.on_refused is not None:
                 self.on_refused(counts.info, batch.positions[row], reason)
         return batch.take([row for row in range(len(batch)) if row not in reasons]) if reasons else batch
@@ -192,13 +198,17 @@ class Conversion:
             return
         token = self.sink.flush()
         self._held = self._messages = 0
-        counts = [[one.selected, one.written, one.refused, one.damaged, one.bytes] for one in self.report.queues]
+        changed = ((number, self.report.queues[number]) for number in sorted(self._changed))
+        counts = {number: [one.selected, one.written, one.refused, one.damaged, one.bytes] for number, one in changed}
+        reasons = {reason: self.report.reasons[reason] for reason in sorted(self._reasons)}
         damage = [attrs.asdict(span) for span in self.report.damage[self._reported :]]
         self.journal.confirm({
-            "queue": queue, "position": position, "counts": counts, "reasons": dict(self.report.reasons), "token": token,
+            "queue": queue, "position": position, "counts": counts, "reasons": reasons, "token": token,
             "marked": self.report.marked, "others": dict(self.report.others), "damage": damage, "time": round(time.time(), 3),
         })  # fmt: skip
         self._reported = len(self.report.damage)
+        self._changed.clear()
+        self._reasons.clear()
 
 
 def weight(batch: MessageBatch) -> int:
