@@ -219,6 +219,32 @@ def test_files_sink_refuses_queues_whose_directories_are_one_to_the_file_system(
     assert (dry.total("written"), dry.total("refused")) == (2, 2)
 
 
+def test_files_sink_measures_names_as_it_writes_them(tmp_path):
+    """A letter of three bytes is nine in the name of the directory: 22 have 198 bytes, and 23 have 207."""
+    rows = ({"system": "kestrel", "queue": name, "text": "x"} for name in ("名" * 22, "名" * 23, "a" * 200, "a" * 201))
+    report = run(json_lines(tmp_path / "m.jsonl", rows), tmp_path / "out", sink="files")
+    refused = {one.info.name.queue[0]: [len(one.info.name.queue)] for one in report.queues if one.refused}
+    assert refused == {"名": [23], "a": [201]}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["%E5%90%8D" * 22, "a" * 200]
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_directory_in_place_of_a_file_is_refused_first(dry_run, origin, tmp_path, monkeypatch):
+    """No message is read, and nothing is left. A sink that makes a directory replaces an empty one."""
+    (out := tmp_path / "out").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(converting, "selected_messages", lambda *_: pytest.fail("a message is read"))
+        with pytest.raises(StoreError, match="out: is a directory, and the result is a file"):
+            run(origin, out, sink="jsonl", dry_run=dry_run)
+    job = plan_convert(catalogue(), origin, str(out), select(), sink=Backend("jsonl"))
+    with pytest.raises(StoreError, match="out: is a directory, and the result is a file"):
+        parallel.convert_in_parts(
+            job, *parallel.plan_parts(job), lambda *_: pytest.fail("a part is converted"), ProgressMeter(0)
+        )
+    assert [*out.iterdir(), *tmp_path.glob(".*")] == []
+    run(origin, out, sink="parquet", dry_run=dry_run)
+
+
 def test_selection(origin, tmp_path):
     chosen = [row["position"] for row in json_of("messages", origin, "--queue", "q1", "--from-position", "3", "--limit", "2")]
     assert chosen == [3, 4]

@@ -14,7 +14,7 @@ import attrs
 from msgstore.contract import MessageBatch, QueueInfo, QueueName, Sink, SinkContext, Source, SourceDamage
 from msgstore.contract.messages import MAYBE_DUPLICATE
 from msgstore.jobs.messages.checked import CheckedSink
-from msgstore.jobs.messages.conversion import ConversionJournal, working
+from msgstore.jobs.messages.conversion import ConversionJournal, check_kinds, working
 from msgstore.jobs.messages.conversion_plan import ConvertJob, check_renames, renamed
 from msgstore.jobs.messages.conversion_report import ConvertReport, QueueCounts
 from msgstore.jobs.messages.selection import selected_messages, selected_queues
@@ -73,7 +73,10 @@ def _sink(job: ConvertJob) -> Iterator[tuple[Sink, ConversionJournal | None]]:
         elif not job.dry_run:
             journal = stack.enter_context(ConversionJournal(job.journal, job.about(), job.target, restart=job.restart))
         token = journal.state["token"] if journal and journal.state else None
-        yield stack.enter_context(open_sink(job, place, token)), journal
+        sink = stack.enter_context(open_sink(job, place, token))
+        if job.journal is None:
+            check_kinds(Path(place), Path(job.destination))
+        yield sink, journal
 
 
 def open_sink(job: ConvertJob, place: str, token: Mapping[str, Any] | None = None) -> AbstractContextManager[Sink]:

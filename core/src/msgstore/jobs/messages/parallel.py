@@ -121,6 +121,7 @@ def convert_in_parts(
             delete_work(work)
         joined = Path(staging.path, "joined")
         with errors(destination), open_sink(job, str(joined)) as sink:
+            check_kinds(joined, destination)
             converted = run(partial(convert_part, job=job, staging=staging.path), enumerate(parts))
             for part, found in zip(parts, converted, strict=True):
                 counts = queues[part.name]
