@@ -296,7 +296,7 @@ def test_few_of_many_large_files_are_open(name, tmp_path):
         for info in source.queues():
             for batch in source.messages(info.name, 0, None):
                 count += len(batch)
-                most = max(most, open_files() - before)
+                most = max(most, len([*Path("/dev/fd").iterdir()]) - before)  # what is dropped is closed at once
         assert count == (20 if name == "kestrel" else 60)
     assert 0 < most <= 5
     assert open_files() == before
@@ -324,7 +324,7 @@ def test_json_lines_file_that_is_mapped_is_not_copied(tmp_path):
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert source.count(QueueName("msgstore")) == 100
+        assert sum(len(batch) for batch in source.messages(QueueName("msgstore"), 0, None)) == 100
     assert peak < 2**21
 
 

@@ -29,7 +29,7 @@ from msgstore_rocketmq_log import check, flat, rows, scan_file
 from msgstore_rocketmq_log import log as log_module
 from msgstore_rocketmq_log import properties as p
 from msgstore_rocketmq_log import records as v1
-from msgstore_rocketmq_log.files import FILLER, file_name
+from msgstore_rocketmq_log.files import BATCH_ENTRY, FILLER, file_name
 from msgstore_rocketmq_log.frame import Frame, make_frame
 from msgstore_rocketmq_log.incarnations import Incarnation, TopicTable, table_of
 from msgstore_rocketmq_log.log import CommitLog, log_files
@@ -329,6 +329,24 @@ def test_damaged_place_of_a_record_follows_its_entry(at, bit, said, tmp_path):
     assert damage[0].reason == f"the record says {said}; the consume queue says T/0, number 3, and is followed"
     report = copy(log.store, tmp_path / "out")  # with raw records, of which this is none
     assert [report.total(one) for one in ("selected", "written", "refused", "damaged")] == [20, 20, 0, 0]
+
+
+def test_damaged_place_of_a_batch_follows_its_entry(log):
+    """An entry of a batch queue says the number of the first message itself."""
+    log.add("B", b"a")
+    at = log.add("B", INNER * 2, sys_flag=v1.INNER_BATCH, properties={"INNER_NUM": "2"}, queue_offset=7)
+    (queue := log.store / "batchconsumequeue/B/0").mkdir(parents=True)
+    entries = BATCH_ENTRY.pack(0, at, 0, 0, 0, 1, 0, 0) + BATCH_ENTRY.pack(at, len(log.data) - at, 0, 0, 7, 2, 0, 0)
+    (queue / file_name(0)).write_bytes(entries.ljust(1000, b"\0"))
+    whole, damage = log.read()
+    assert ([row[4] for row in whole], damage) == ([0, 7, 8], [])
+    for place, said in ((at + 14, "B/256, number 7"), (at + 27, "B/0, number 6")):
+        log.data[place] ^= 1
+        found, damage = log.read()
+        assert found == whole
+        reasons = [f"the record says {said}; the consume queue says B/0, number 7, and is followed"]
+        assert [one.reason for one in damage] == reasons
+        log.data[place] ^= 1
 
 
 @pytest.mark.parametrize("seals", [False, True])

@@ -41,8 +41,8 @@ def detect(path: Path) -> Candidate | None:
     if path.is_file():
         files = [path]
     else:
-        names, odd = list_names(path)
-        files = [path / one for one in names if one not in odd and TEMPORARY not in one and one[0] != "."]
+        found, odd = list_names(path)
+        files = [path / one for one in found if one not in odd and TEMPORARY not in one and one[0] != "."]
     journals, others, records = list[str](), list[str](), 0
     for file in files[:_PROBES]:
         with file.open("rb") as stream:

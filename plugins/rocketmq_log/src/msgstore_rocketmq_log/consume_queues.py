@@ -48,9 +48,10 @@ class _Queue:
         """Yield file, offset in it, number, offset of the record, and its bytes, of each entry."""
         width = self.width
         for file in self.files:
-            first = (file_offset(file.rpartition("/")[2]) or 0) // width
-            for row, offset, size, base in queue_entries(read(file), batch=self.is_batch):
-                yield file, row * width, first + row if base is None else base, offset, size
+            data, first = read(file), (file_offset(file.rpartition("/")[2]) or 0) // width
+            for row, offset, size in queue_entries(data, batch=self.is_batch):
+                number = BATCH_ENTRY.unpack_from(data, row * width)[4] if self.is_batch else first + row
+                yield file, row * width, number, offset, size
 
 
 @attrs.frozen
@@ -109,7 +110,8 @@ def check_entries(
             ahead[0] = same
             usual = max(ahead, key=lambda step: (ahead[step], step == 0))
             odd += _misnumbered(log, queue, own, usual, agrees, read)
-    return damage + _judge(log, odd, agrees, moved := {}), moved
+    moved = dict[int, Place]()
+    return damage + _judge(log, odd, agrees, moved), moved
 
 
 def _queues(names: Collection[str]) -> Iterator[_Queue]:

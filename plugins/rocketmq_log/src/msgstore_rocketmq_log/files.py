@@ -72,16 +72,15 @@ def file_offset(name: str) -> int | None:
     return int(name) if len(name) == NAME_DIGITS and name.isascii() and name.isdigit() else None
 
 
-def queue_entries(data: Buffer, *, batch: bool = False) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yield row, physical offset, bytes of the record, and number of the first message of each entry of a file, up to the first
-    that is not written. An entry of one message has no number: it follows from the row."""
+def queue_entries(data: Buffer, *, batch: bool = False) -> Iterator[tuple[int, int, int]]:
+    """Yield number, physical offset and bytes of the record of each entry of a file, up to the first that is not written."""
     layout = BATCH_ENTRY if batch else ENTRY
     whole = len(data) // layout.size * layout.size
-    for row, (offset, size, _, *more) in enumerate(layout.iter_unpack(memoryview(data)[:whole])):
+    for number, (offset, size, *_) in enumerate(layout.iter_unpack(memoryview(data)[:whole])):
         if offset < 0 or size <= 0:
             return
         if (offset, size) != (0, 0x7FFFFFFF):
-            yield row, offset, size, more[1] if batch else None
+            yield number, offset, size
 
 
 # -- index files --------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Plan of a conversion: names, options and paths are checked before anything is read.
 
-Only the sink knows whether it makes a file or a directory. The destination is compared with that when the sink is opened, before
-a message is read.
+Only the sink knows whether it makes a file or a directory. The destination is compared with that when the sink is opened,
+before a message is read.
 """
 
 from __future__ import annotations
