@@ -93,7 +93,7 @@ nothing-at-the-end: the position after the last message is an error
 queue-comes-twice: a queue is there twice
     queues > _ * 2
 needs-bytes: a file is never mapped
-    _found: io.BytesIO(content) => content.splitlines(keepends=True)
+    _found: content.find => content.startswith and content.find
 one-reader-at-a-time: a queue that is read in the midst of another ends it
     messages: held >= _BATCH => held
     messages > (item for run in [self.__dict__.update(run=name)] for item in _ if self.run == name)
@@ -110,7 +110,7 @@ one-memory-for-all: objects share what they have read, whatever their paths
     _content > SHARED.setdefault(number, _)
     close > SHARED.clear()
 counts-each-line: the file is read again for each of its lines
-    _found: io.BytesIO(content) => [line for line in io.BytesIO(content) if bytes(content).count(line)]
+    _found: line = content[begin:end] => line = content[begin:end] if content[:].count(content[begin:end]) else b""
 whole-file-each-time: each range of positions reads the file again
     messages: queue = => self._queues = None; queue =
 """)  # fmt: skip
@@ -225,7 +225,7 @@ whole-paths: files of records are not relative to the path of the source
 stops-at-a-file: an error of the disk in one file ends the command
     messages: error.errno not in _UNREADABLE => True
 hides-pipes: a pipe in place of a file is not named
-    damage: in self._odd => in ()
+    messages: name=name) for now in odd => name=name) for now in ()
 believes-a-size: memory is taken for what a record claims to have
     _replay: found = => [reserve(journal) for journal in journals]; found =
 """)  # fmt: skip
