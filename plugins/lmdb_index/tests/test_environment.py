@@ -19,7 +19,7 @@ from unittest import mock
 import lmdb
 import pytest
 
-from lmdb_support import MIB, commit, fill, ids, make, names, opened
+from lmdb_support import MIB, commit, fill, ids, make, names, opened, stored
 from msgstore.contract import StoreError
 from msgstore.locations import pack_location
 from msgstore_lmdb_index import live
@@ -225,6 +225,28 @@ def test_environment_without_databases_is_read_as_empty(tmp_path: Path) -> None:
     index = opened(tmp_path, **LIVE)
     assert (len(index), index.load(), list(index.items())) == (0, None, [])
     index.close(None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_hard_links_are_not_written_to(tmp_path: Path, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the directory (``cp -al``) has the same files. A copy that fails leaves everything as it was."""
+    (tmp_path / "a").mkdir()
+    path, copy = fill(tmp_path / "a", 10).parent, tmp_path / "b"
+    before = {name: (path / name).stat() for name in ("data.mdb", "lock.mdb")}
+    shutil.copytree(path.parent, copy, copy_function=os.link)
+    if fails:
+        monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(OSError, match="No space"):
+            make(copy).load()
+        monkeypatch.undo()
+        assert names(copy / DIRECTORY) == ["data.mdb"]
+    index = opened(copy, KEY)
+    index.release(ids(0, 3))
+    index.close({})
+    assert {name: (path / name).stat().st_ino for name in before} == {name: status.st_ino for name, status in before.items()}
+    assert {(path / name).stat().st_nlink for name in before} == {1}
+    assert (copy / DIRECTORY / "data.mdb").stat().st_blocks < 4 * before["data.mdb"].st_blocks, "it is not sparse any more"
+    assert (len(stored(tmp_path / "a")[1]), len(stored(copy)[1])) == (10, 7)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links")

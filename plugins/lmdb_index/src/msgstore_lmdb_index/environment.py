@@ -7,6 +7,7 @@ file to the size of the map, sparsely. A file shorter than its last page was the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -19,6 +20,7 @@ from msgstore.contract import StoreError
 from msgstore_lmdb_index.contents import (
     LAYOUT,
     LAYOUT_KEY,
+    LOCK,
     MAX_READERS,
     Contents,
     DamagedError,
@@ -33,6 +35,47 @@ from msgstore_lmdb_index.rescue import DATA
 _MINIMUM_MAP = 2**20
 _MAP_STEP = 2**16
 """Bytes; a multiple of every page size."""
+_COPIED_AT_ONCE = 2**16
+
+
+def _make_private(path: Path) -> None:
+    """Replace files with further hard links by copies: LMDB would write into a copy of the directory (``cp -al``), too.
+
+    The lock file comes first: a reader that opens the environment in between notices the new data file. Raises OSError.
+    """
+    if _is_shared(path / LOCK):
+        (path / LOCK).unlink()
+    data, copy = path / DATA, path / f"{DATA}.tmp"
+    if not _is_shared(data):
+        return
+    try:
+        copy.unlink(missing_ok=True)
+        with data.open("rb") as source, copy.open("xb") as target:
+            while chunk := source.read(_COPIED_AT_ONCE):
+                if chunk.count(0) < len(chunk):
+                    target.write(chunk)
+                else:
+                    target.seek(len(chunk), os.SEEK_CUR)  # it stays sparse
+            target.truncate()
+            os.fsync(target.fileno())
+        copy.replace(data)
+    except OSError:
+        with contextlib.suppress(OSError):
+            copy.unlink(missing_ok=True)
+        raise
+    _sync_directory(path)
+
+
+def _is_shared(path: Path) -> bool:
+    return path.is_file() and path.stat().st_nlink > 1
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class Environment:
@@ -62,6 +105,7 @@ class Environment:
         self._read_lock = threading.Lock()
         if not read_only:
             refuse_special_files(path)
+            _make_private(path)
         self._sync = sync
         self._map_size = -(-max(map_size, _MINIMUM_MAP) // _MAP_STEP) * _MAP_STEP
         self._open(create=not read_only)
@@ -133,11 +177,7 @@ class Environment:
     def _sync_names(self) -> None:
         """Sync the directories: LMDB syncs only its file, and a power loss could remove the file's name with every count."""
         for directory in (self._path, self._path.parent):
-            fd = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            _sync_directory(directory)
 
     def renew(self) -> None:
         """Replace the snapshot: later reads see the last commit. Takes the read lock."""
