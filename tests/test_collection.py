@@ -226,6 +226,22 @@ def test_compaction_in_place_syncs_every_step(tmp_path, files, monkeypatch):
     assert steps[:10] == ["commit", *["pwrite", "sync"] * 3, "commit", "truncate", "sync"]
 
 
+def test_mapped_segment_is_never_truncated(store, files, monkeypatch):
+    """Other processes map a segment above 64 MiB, and would end with SIGBUS. Not even a full disk changes that."""
+    left, _ = halves(store)
+    monkeypatch.setattr(garbage_collector, "READ_WHOLE", max(s.size for s in store.segments()) - 1)
+    large = max(store.segments(), key=lambda segment: segment.size).number
+    files.operations.clear()
+    with (
+        mock.patch.object(store._segments.files, "create", failing(errno.ENOSPC)),
+        pytest.raises(StoreIOError, match="No space"),
+    ):
+        collect(store, Compact(large))
+    (done,) = collect(store, Compact(large))
+    assert (done.outcome, done.size_after, files.count("truncate")) == ("compacted", 0, 0)
+    check(store, left)
+
+
 def test_compaction_without_gain_is_not_repeated(cell, opened):
     """Or a collector in the background would read it again and again. Only a segment of v1 is copied."""
     store = opened(gc={"use": "half-empty", "garbage": 0.01})

@@ -14,7 +14,7 @@ import msgstore
 from msgstore import writer_lock as lock
 from msgstore.testing.faults import UnsyncedFiles
 from msgstore.writer_lock import check_no_writer
-from support import A, B, C, open_with, play, unchanged
+from support import A, B, C, contents, open_with, play, unchanged
 
 LOCK = "msgstore.lock"
 KEYS = {"sync_interval": "1h", "gc_interval": 0}
@@ -171,3 +171,24 @@ def test_copy_by_hard_links_has_own_writer(start, index, tmp_path):
     assert len(confirmed) == 5
     with open_with(path, index=index) as store:
         assert all(map(store.client().contains, [A, *confirmed]))
+
+
+@pytest.mark.parametrize("erase", [False, True])
+def test_writer_of_hard_links_leaves_original(start, index, tmp_path, erase, caplog):
+    """Whatever is written, removed, compacted or erased in a copy of a closed store, and in the original afterwards."""
+    store, client, _ = start()
+    client.write_many((bytes([number]) * 16, bytes([number]) * 300) for number in range(10, 60))
+    store.close()
+    path, copy = store.path, tmp_path / "copy"
+    shutil.copytree(path, copy, copy_function=os.link)
+    with unchanged(path, but=["msgstore.lock"]), open_with(copy, index=index, erase=erase, **KEYS) as other:
+        assert erase or any(file.stat().st_nlink > 1 for file in copy.glob("*.sqs"))
+        other.client().remove([bytes([number]) * 16 for number in range(10, 40)])
+        (done,) = other.compact(everything=True)
+        assert (done.outcome, done.size_after) == ("compacted", 0)
+    assert ("not erased" in caplog.text) == erase
+    with open_with(path, index=index, **KEYS) as store:
+        assert store.client().read(bytes([10]) * 16) == bytes([10]) * 300
+        store.client().remove([bytes([number]) * 16 for number in range(20, 60)])
+    with open_with(copy, index=index, mode="r") as other:
+        assert [bytes([number]) * 16 in contents(other) for number in (10, 39, 40, 59)] == [False, False, True, True]

@@ -49,6 +49,7 @@ from msgstore.engine.compact.policy_actions import numbers_of, plan_of, validate
 from msgstore.engine.segment.segment import Segment, io_errors, remove_file
 from msgstore.engine.state.accounting import LiveAccounting
 from msgstore.engine.state.lifecycle import Lifecycle
+from msgstore.files import READ_WHOLE
 from msgstore.plugins.loader import comes_from_outside
 
 log = logging.getLogger("msgstore.collection")
@@ -236,8 +237,7 @@ class GarbageCollector:
             return compact_by_copy(self._context, pinned, "combined" if isinstance(action, Combine) else "migrated")
         if segment.header_bytes + segment.live_bytes == segment.size:
             return []  # no garbage: the policy was asked while a flush wrote it, before the index had its records
-        # Not in place if removed bodies must be overwritten: a crash would leave them in the gaps.
-        in_place = segment.form.compactable is not None and not self._segments.erase
+        in_place = self._may_change(segment)
         if in_place and (result := compact_in_place(self._context, pinned[0])) is not None:
             return [result]
         try:
@@ -246,6 +246,17 @@ class GarbageCollector:
             if in_place and (result := compact_in_place(self._context, pinned[0], math.inf)) and result.outcome != "none":
                 return [result]  # a full disk has no room for a copy: what gaps can take is freed all the same
             raise
+
+    def _may_change(self, segment: Segment) -> bool:
+        """Return True if a segment may be compacted in place. Otherwise it is copied. Raises StoreIOError.
+
+        Not if removed bodies must be overwritten: a crash would leave them in the gaps. Nor if other processes map the file:
+        a truncation would kill them. Nor if it has further hard links: another directory, made by ``cp -al``, has it as well.
+        """
+        if segment.form.compactable is None or self._segments.erase or segment.size > READ_WHOLE:
+            return False
+        with self._segments.errors(segment):
+            return self._segments.files.identity_and_links(segment.path)[1] == 1
 
     def _drop(self, source: PinnedSegment, reason: str) -> CollectionResult:
         """Release all references of every message in a pinned segment. Raises InconsistentSegment, StoreIOError."""

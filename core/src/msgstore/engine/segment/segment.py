@@ -3,12 +3,13 @@
 Erasing (``erase = true``) overwrites removed messages with zeros before their space is freed. Only whole segments are
 overwritten. A segment with live records is first compacted by copy. A deleted segment is renamed, so that no opening reads it;
 then it is overwritten, synced and unlinked. After a crash the next opening continues there. Copies that a disk, a file system
-or a backup made on its own are not overwritten.
+or a backup made on its own are not overwritten. Nor is a file with further hard links, as a copy by ``cp -al`` has them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection
 from mmap import mmap
 from pathlib import Path
@@ -22,6 +23,8 @@ from msgstore.files import Files
 from msgstore.plugins.blame import blame
 from msgstore.plugins.loader import comes_from_outside
 from msgstore.scan import OpenFormat
+
+log = logging.getLogger("msgstore.collection")
 
 _ZEROS = bytes(2**20)
 
@@ -111,14 +114,24 @@ def damaged_index(path: Path, what: str) -> StoreError:
 
 
 def remove_file(files: Files, path: Path, *, erase: bool) -> None:
-    """Unlink a file that no opening reads, if it exists; with ``erase`` overwrite it with zeros first. Raises OSError."""
+    """Unlink a file that no opening reads, if it exists; with ``erase`` overwrite it with zeros first. Raises OSError.
+
+    A file with further hard links is only unlinked (logged): it may be a segment of a copy of the directory.
+    """
     if erase:
         with contextlib.suppress(FileNotFoundError), files.closing(files.open_write(path)) as fd:
-            size, _ = files.size_and_mtime(fd)
-            for offset in range(0, size, len(_ZEROS)):
-                files.pwrite(fd, memoryview(_ZEROS)[: size - offset], offset)
-            files.sync(fd)
+            if files.identity_and_links(fd)[1] > 1:
+                log.warning("%s: is deleted and not erased: it has another hard link, as a copy by cp -al has", path)
+            else:
+                _overwrite(files, fd)
     files.unlink(path)
+
+
+def _overwrite(files: Files, fd: int) -> None:
+    size, _ = files.size_and_mtime(fd)
+    for offset in range(0, size, len(_ZEROS)):
+        files.pwrite(fd, memoryview(_ZEROS)[: size - offset], offset)
+    files.sync(fd)
 
 
 def remove_leftovers(files: Files, directory: Path, extensions: Collection[str], *, erase: bool) -> None:
