@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from collections import ChainMap
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 import msgstore
+from msgstore.cli.commands import compact
 from msgstore.directory import known_settings
 from msgstore.files import Files
-from support import DATA, command, counts, counts_file, filled, id_of, needs_erlang
+from support import DATA, command, counts, counts_file, filled, flip, id_of, json_of, needs_erlang
 
 
 def make(path: Path, index: str, *, killed: bool = False) -> dict[bytes, int]:
@@ -77,6 +82,114 @@ def test_lost_counts_are_told(name: str, lost: str, tmp_path: Path) -> None:
         assert counts_of(tmp_path / "out") == truth
 
 
+@pytest.mark.parametrize("stray", [False, True], ids=["removed", "not read"])
+def test_only_the_live_copy_is_copied(stray: bool, tmp_path: Path) -> None:
+    """Another one may be damaged, and no check of the store finds that: it was removed, or the store never reads its file."""
+    path, segment = tmp_path / "in", tmp_path / "in" / "0.sqs"
+    filled(path, [(id_of(1), b"body"), (id_of(2), b"other")])
+    if not stray:
+        for steps in (lambda client: client.remove([id_of(1)]), lambda client: client.write(id_of(1), b"body")):
+            with msgstore.open_store(path) as store, store.client() as client:
+                steps(client)
+    data = segment.read_bytes()
+    assert data.count(b"body") == 2 - stray
+    (path / "01.sqs" if stray else segment).write_bytes(data.replace(b"body", b"XXXX", 1))
+    (*_, summary) = json_of("migrate", path, tmp_path / "out", "--to", "v2", "--processes", "1")
+    with msgstore.open_store(tmp_path / "out", mode="r") as store:
+        assert (store.client().read(id_of(1)), counts(store)) == (b"body", {id_of(1): 1, id_of(2): 1})
+    assert (summary["counted"], summary["duplicates"] > 0, summary["dead"]) == (True, True, 0)
+
+
+def test_dead_copy_does_not_replace_damaged_message(tmp_path: Path) -> None:
+    with msgstore.open_store(tmp_path / "in", record="checksum") as store, store.client() as client:
+        client.write(id_of(1), b"body")
+        store.flush()
+        client.remove([id_of(1)])
+    with msgstore.open_store(tmp_path / "in") as store, store.client() as client:
+        client.write(id_of(1), b"body")
+    segment = tmp_path / "in" / "0.sqs"
+    flip(segment, segment.read_bytes().rindex(b"body"))
+    assert "messages that have references are not there, or damaged" in migrate(tmp_path / "in", tmp_path / "out").stderr
+
+
+def test_counts_of_every_store_in_a_tree_go_along(tmp_path: Path) -> None:
+    """Unless two have a message, as copies of one store have, or only some have counts. Then nothing is copied."""
+    truth = make(tmp_path / "tree" / "a", "ets") | {b"x" * 16: 1}
+    filled(tmp_path / "tree" / "b" / "c", [(b"x" * 16, b"body")], index="ets")
+    assert migrate(tmp_path / "tree", tmp_path / "out").exit_code == 0
+    assert counts_of(tmp_path / "out") == truth
+    shutil.copytree(tmp_path / "tree" / "b", tmp_path / "tree" / "d")
+    refused = migrate(tmp_path / "tree", tmp_path / "none")
+    assert (refused.exit_code, "Migrate the stores one by one" in refused.stderr) == (2, True), refused.output
+    shutil.rmtree(tmp_path / "tree" / "d")
+    shutil.copytree(DATA / "msg-store" / "v2_dirty" / "store", tmp_path / "tree" / "d")
+    refused = migrate(tmp_path / "tree", tmp_path / "none")
+    assert (refused.exit_code, f"{tmp_path / 'tree' / 'd'} has none" in refused.stderr) == (2, True), refused.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tree"]
+
+
+def test_counts_of_a_vhost_go_along(tmp_path: Path) -> None:
+    vhost = DATA / "rabbitmq-3.10" / "clean" / "msg_stores" / "vhosts" / "14049IPWY5WMKYX4P32YLNPMV"
+    assert migrate(vhost, tmp_path / "out").exit_code == 3  # queue indexes are not read
+    stores = (counts_of(vhost / name) for name in ("msg_store_persistent", "msg_store_transient"))
+    assert counts_of(tmp_path / "out") == dict(ChainMap(*stores))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no summary", "unreadable"])
+@pytest.mark.parametrize("copied", [True, False], ids=["copy", "in place"])
+def test_brokers_damaged_counts_are_refused(damage: str, copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else removed messages return, each with one reference. Counts that are given, or no file at all, say what is wanted."""
+    path = shutil.copytree(DATA / "msg-store" / "v2_compacted" / "store", tmp_path / "in")
+    truth, saved = counts_of(path), path / "msg_store_index.ets"
+    if damage == "cut":
+        saved.write_bytes(saved.read_bytes()[:-100])
+    elif damage == "flipped":
+        flip(saved, saved.read_bytes().index(b"msg_location", 3000))
+    elif damage == "no summary":
+        (path / "file_summary.ets").unlink()
+    else:
+        monkeypatch.setattr(Files, "open_read", lambda self, file: raising_for(saved, file))
+    if damage == "no summary" and not copied:
+        return  # an adoption without it keeps the counts that the records confirm
+    where = [tmp_path / "out", "--processes", "1"] if copied else ["--adopt"]
+    result = command("migrate", path, "--to", "v2", *where, code=2)
+    assert not (path / "msgstore.json").exists(), "it is adopted"
+    assert (result.exit_code, "msg_store_index.ets" in result.stderr) == (2, True), result.output
+    assert "--refcounts" in result.stderr
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert (
+        command("migrate", path, "--to", "v2", *where, "--refcounts", counts_file(tmp_path / "counts", truth.items())).exit_code
+        == 0
+    )
+    assert counts_of(tmp_path / "out" if copied else path) == truth
+
+
+def raising_for(refused: Path, file: Path) -> int:
+    if file == refused:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+    return os.open(file, os.O_RDONLY)
+
+
+@pytest.mark.parametrize("when", ["after the counts", "after the plan"])
+def test_writer_that_comes_later_is_noticed(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes would be missing, and what it removes would return."""
+    make(tmp_path / "in", "ets")
+    name = "run_salvage" if when == "after the counts" else "_write_counts"
+    go_on = getattr(compact, name)
+
+    def write_first(*arguments: object) -> None:
+        with msgstore.open_store(tmp_path / "in") as store:
+            store.client().write(b"x" * 16, b"confirmed")
+            store.client().remove([id_of(1)])
+        go_on(*arguments)
+
+    monkeypatch.setattr(compact, name, write_first)
+    result = migrate(tmp_path / "in", tmp_path / "out")
+    assert (result.exit_code, "another process has opened the store for writing" in result.stderr) == (2, True), result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 @pytest.mark.parametrize(("record", "forgets"), [("audit", False), ("checksum", False), ("audit", True)])
 def test_the_record_types_of_a_directory_or_a_configuration(record: str, forgets: bool, tmp_path: Path) -> None:
     """The directory remembers them, or has forgotten them, and the configuration knows."""
@@ -99,6 +212,16 @@ def test_copy_of_brokers_directory_has_its_codec(source: str, tmp_path: Path) ->
     """As an adoption would: clients read bodies, not terms."""
     result = migrate(DATA / "msg-store" / source / "store", tmp_path / "out")
     assert result.exit_code == 0, result.output
+    settings = known_settings(Files(), tmp_path / "out")
+    assert settings is not None
+    assert settings.body == "erlang"
+
+
+@needs_erlang
+def test_codec_is_found_behind_empty_segment(tmp_path: Path) -> None:
+    path = shutil.copytree(DATA / "msg-store" / "v1_clean" / "store", tmp_path / "in", ignore=shutil.ignore_patterns("*.ets"))
+    (path / "9.rdq").touch()
+    assert migrate(path, tmp_path / "out").exit_code == 0
     settings = known_settings(Files(), tmp_path / "out")
     assert settings is not None
     assert settings.body == "erlang"

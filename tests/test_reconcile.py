@@ -20,9 +20,23 @@ from msgstore.contract import ConfigError, StoreError, StoreIOError
 from msgstore.jobs.classes import ROWS
 from msgstore.jobs.columns.sums import IdAggregator
 from msgstore.jobs.counts import MAX_COUNT, find_splits, read_counts, read_split, sums_of
+from msgstore.jobs.diff import plan_diff
 from msgstore.jobs.reading.splits import FileSplit
 from msgstore.jobs.reconcile import NAMED, WRITTEN, ReconcileReport, plan_reconcile
-from support import DATA, DIRECTORIES, RealDirectory, catalogue, command, counts_file, failing, json_of, run_job
+from msgstore.jobs.salvage import plan_salvage
+from support import (
+    DATA,
+    DIRECTORIES,
+    RealDirectory,
+    catalogue,
+    command,
+    counts_file,
+    failing,
+    filled,
+    json_of,
+    open_with,
+    run_job,
+)
 
 Rows = list[tuple[bytes, int]]
 ID, ZEROS = b"i" * 16, "0" * 32
@@ -328,3 +342,22 @@ def test_command_prints_and_writes_classes(tmp_path):
     assert Counter(table["class"].to_pylist())["live"] == len(real.live) == lines[2]["classes"]["live"]["ids"]
     assert f"dangling: {real.torn_id.hex()} ({real.refcounts[real.torn_id]:+})" in command(*arguments, code=1).stdout
     assert "choose a new name" in command(*arguments, "--to", to, code=2).stderr
+
+
+@pytest.mark.parametrize("verb", ["salvage", "reconcile", "diff"])
+def test_writer_after_the_plan_fails_the_job(verb, tmp_path):
+    """Segments may be gone, and messages removed, since they were listed. A job of a single segment notices it, too."""
+    store = filled(tmp_path / "in")
+    deltas = counts_file(tmp_path / "deltas.csv", [(bytes(16), 1)])
+    jobs = {
+        "salvage": plan_salvage(catalogue(), [store / "0.sqs"], tmp_path / "new"),
+        "reconcile": plan_reconcile(catalogue(), [store], [deltas], to=tmp_path / "new"),
+        "diff": plan_diff(catalogue(), DATA / "msg-store" / "v2_clean" / "store", store),
+    }
+    with open_with(store, mode="r"):
+        pass  # readers do not matter
+    run_job(jobs["diff"])
+    filled(store, [(b"x" * 16, b"later")])
+    with pytest.raises(StoreError, match="another process has opened the store for writing since this job began"):
+        run_job(jobs[verb])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deltas.csv", "in"]

@@ -17,10 +17,12 @@ from click.testing import CliRunner
 import msgstore
 from damaged_corpus import DAMAGED, DATA, build_corpus
 from msgstore.cli.main import main
-from msgstore.contract import ConfigError, PluginError
+from msgstore.contract import ConfigError, PluginError, StoreError
 from msgstore.jobs.counts import read_counts
 from msgstore.jobs.diff import plan_diff
+from msgstore.jobs.inputs import find_inputs
 from msgstore.jobs.inventory import plan_inventory
+from msgstore.jobs.live_records import write_live
 from msgstore.jobs.reconcile import WRITTEN, plan_reconcile
 from msgstore.jobs.runner import make_runner
 from msgstore.jobs.salvage import plan_salvage
@@ -84,12 +86,12 @@ def contents(store: Path) -> dict[str, str]:
     return found
 
 
-def same_from_all(tmp_path, sources, **options):
+def same_from_all(tmp_path, sources, live=None, **options):
     """Return report and contents by file and message: the same from all runners. Every byte of the input is accounted for."""
     results = []
     for name in RUNNERS:
         job = plan_salvage(CATALOGUE, sources, tmp_path / name, **options)
-        report = run(name, "salvage", attrs.evolve(job, task_size=2**20))
+        report = run(name, "salvage", attrs.evolve(job, task_size=2**20, live=live))
         lines = [line for one in report.inputs for line in (one.as_json(), *one.recovered_as_json())]
         lines += [*(spot.as_json() for spot in report.damage), report.as_json()]
         results.append((json.dumps(lines).replace(job.target.path, "DEST"), contents(Path(job.target.path))))
@@ -144,6 +146,40 @@ def test_messages_without_counts_are_dead(spark, tmp_path):
     assert report.missing == 1
     assert {key: int(value.split()[1]) for key, value in stored.items() if " " in value} == {i: n for i, n in rows if n}
     assert sum(found.dead for found in report.inputs) > 0
+
+
+def test_only_live_copies_are_copied_alike(spark, tmp_path):
+    """Not the first one of a message that was removed and written again, nor one in a file that the store does not read."""
+    path, live = tmp_path / "in", tmp_path / "live"
+    for n in range(2):
+        with msgstore.open_store(path, gc="never") as store, store.client() as client:
+            client.write_many((bytes([i]) * 16, b"body %d" % i) for i in range(n, 20 - 10 * n))
+            store.flush()
+            client.remove([bytes([i]) * 16 for i in range(10 * (1 - n))])
+    shutil.copyfile(path / "0.sqs", path / "01.sqs")
+    live.mkdir()
+    with msgstore.open_store(path, mode="r") as store:
+        rows = [(i.hex(), n) for i, n in write_live(live, store, find_inputs(CATALOGUE, [path]).inputs)]
+    report, _ = same_from_all(tmp_path, [path], str(live), counts=write_lines(tmp_path / "counts.csv", rows))
+    assert ([found.records for found in report.inputs], report.missing) == ([0, 19], 0)
+    assert report.inputs[1].duplicates == 9 * (21 + len(b"body 1"))
+    assert all(found.dead for found in report.inputs)
+
+
+@pytest.mark.parametrize("verb", ["salvage", "reconcile", "diff"])
+def test_later_writer_fails_the_job_alike(spark, tmp_path, own, verb):
+    """Its messages may be missing from the result, and those that it removes may be in it."""
+    deltas = write_lines(tmp_path / "deltas.csv", [("ab" * 16, 1)])
+    if verb == "diff":
+        job = plan_diff(CATALOGUE, own, own)
+    else:
+        kind, more = {"salvage": (plan_salvage, [tmp_path / "new"]), "reconcile": (plan_reconcile, [[deltas]])}[verb]
+        job = kind(CATALOGUE, [own], *more)
+    msgstore.open_store(own).close()
+    for name in BOTH:
+        with pytest.raises(StoreError, match="another process has opened the store for writing"):
+            run(name, verb, job)
+    assert not (tmp_path / "new").exists()
 
 
 # -- reconcile, inventory, diff, export ---------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ def diff(spark: SparkSession, job: DiffJob) -> DiffReport:
         report = DiffReport(*sides, counts.get("same", 0))
         for row in compared.where("kind != 'same'").orderBy("id").toLocalIterator():
             report.ids[row.kind].append(bytes(row.id))
+    job.check_no_writer_since()
     report.count_messages()
     return report
 

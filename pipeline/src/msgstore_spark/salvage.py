@@ -36,13 +36,13 @@ Results = Mapping[int, tuple[int, IntactRecords]]
 
 def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
     """Run the job and return its report. Spark may repeat every step except the last, which publishes the store."""
-    examined = read_segments(
-        spark, partial(_examine, job=job.for_workers()), job.tasks(), size=pa.int64(), recovered=pa.bool_()
-    )
+    columns = {"size": pa.int64(), "recovered": pa.bool_()} | ({} if job.live is None else {"live": pa.bool_()})
+    examined = read_segments(spark, partial(_examine, job=job.for_workers()), job.tasks(), **columns)
     counts = None if job.counts is None else read_counts(spark, job.counts)
     records = examined.where(IS_RECORD)
     referenced = records if counts is None else records.join(counts.select("id"), "id", "left_semi")
-    first = first_copies(referenced, job.found.inputs, "rank", "offset", "size", "recovered")
+    copied = referenced if job.live is None else referenced.where("live")
+    first = first_copies(copied, job.found.inputs, "rank", "offset", "size", "recovered")
     with on_disk(examined, counts, first):
         missing, names = 0, []
         if counts is not None:
@@ -51,16 +51,18 @@ def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
         results: Results = segment_results(examined)
         report = report_of(job, _rows(job, results, first, None if counts is None else referenced), missing, names)
         with StoreStaging.begin(job.target, sources=job.sources) as staging:
-            staging.commit(_copy(spark, first, results, job, staging.path), _counts_of(counts, first))
+            parts = _copy(spark, first, results, job, staging.path)
+            staging.commit(job.found.read_all(parts), _counts_of(counts, first))
     return report
 
 
 def _examine(item: SegmentInput, job: SalvageJob) -> SegmentRows:
     found = examine(item, job)
     records = found.records
-    recovered = pa.Array.from_buffers(pa.int8(), len(records), [None, pa.py_buffer(found.recovered)])
-    result = (sum(records.sizes), attrs.evolve(found, records=Columns(), recovered=b""))
-    return records, {"size": int64(records.sizes), "recovered": pc.equal(recovered, 1)}, result
+    flags = {"recovered": found.recovered} | ({} if job.live is None else {"live": found.live})
+    columns = {name: pa.Array.from_buffers(pa.int8(), len(records), [None, pa.py_buffer(bits)]) for name, bits in flags.items()}
+    result = (sum(records.sizes), attrs.evolve(found, records=Columns(), recovered=b"", live=b""))
+    return records, {"size": int64(records.sizes)} | {name: pc.equal(flag, 1) for name, flag in columns.items()}, result
 
 
 def _rows(

@@ -22,9 +22,10 @@ from msgstore.engine.state.clean_shutdown import CLEAN
 from msgstore.engine.store import Store
 from msgstore.files import Files
 from msgstore.jobs.counts import sums_of
-from msgstore.jobs.inputs import no_segments, stores_beneath
+from msgstore.jobs.inputs import no_segments
 from msgstore.jobs.reports import NotRead, find_not_read
 from msgstore.jobs.runner import AUTO, JobRunner, choose_runner, make_runner
+from msgstore.jobs.store_directories import stores_beneath
 from msgstore.jobs.workers import disable_plugins, disabled_plugins
 from msgstore.option_values import Backend, backend_of
 from msgstore.plugins.catalogue import Catalogue, load_catalogue
@@ -326,9 +327,13 @@ class StoreTarget:
         if self.refcounts_file is not None:
             stores = ", ".join(map(str, paths))
             raise ConfigError(f"{self.path}: has several stores, but --refcounts has the counts of one. Name one of {stores}.")
-        # An adopted store keeps the settings that it remembers.
-        configs = (_bare_config(path) if has_settings(path) else attrs.evolve(self.config, path=path) for path in paths)
-        return [attrs.evolve(self, config=config) for config in configs], not_read
+        return [self.at(path) for path in paths], not_read
+
+    def at(self, path: Path) -> StoreTarget:
+        """Return the store of a directory at or below this one. An adopted store keeps the settings that it remembers."""
+        if path == self.path:
+            return self
+        return attrs.evolve(self, config=_bare_config(path) if has_settings(path) else attrs.evolve(self.config, path=path))
 
 
 def _bare_config(directory: Path) -> StoreConfig:

@@ -54,6 +54,11 @@ class DiffJob:
         """Bytes of the segments."""
         return self.found_a.size + self.found_b.size
 
+    def check_no_writer_since(self) -> None:
+        """Raise StoreError if a writer has opened a store of either side since the job was planned."""
+        for found in (self.found_a, self.found_b):
+            found.check_no_writer_since()
+
 
 def plan_diff(
     catalogue: Catalogue,
@@ -223,5 +228,6 @@ def diff(job: DiffJob, run: Run[Task, list[IntactRecords]], meter: ProgressMeter
             report.ids["only_a" if isinstance(result, bytes) else result].append(msg_id)
     for ids in report.ids.values():
         ids.sort()
+    job.check_no_writer_since()
     report.count_messages()
     return report

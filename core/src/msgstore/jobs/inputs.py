@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
@@ -20,20 +20,18 @@ from msgstore.files import Files, is_gone, stat_regular_file
 from msgstore.jobs.detection import reads_messages
 from msgstore.jobs.paths import is_glob, matched_by, matches, unreadable_directories
 from msgstore.jobs.reports import SETTINGS_DAMAGED, Findings, NotRead, SpanReport, find_not_read
+from msgstore.jobs.store_directories import UNFINISHED, check_no_writer_since, is_unfinished, name_some, stores_beneath
 from msgstore.jobs.workers import disabled_plugins, worker_catalogue
 from msgstore.plugins.catalogue import Catalogue
 from msgstore.scan import FormatSet, OpenFormat
-from msgstore.writer_lock import check_no_writer
+from msgstore.writer_lock import check_no_writer, read_lock
 
 log = logging.getLogger("msgstore.bulk")
+T = TypeVar("T")
 
 _UNREAD = "no installed format reads"
 NO_FORMAT = f"unreadable: {_UNREAD}"
 """Begin of the reason for a segment whose format is not installed."""
-_UNFINISHED = re.compile(r"\..+\.msgstore(-[0-9a-f]+)?")
-"""Names of staging directories. They hold copies of messages, and may be left by a killed job."""
-_NAMED = 10
-"""Number of directories that a message names."""
 
 
 @attrs.frozen
@@ -75,6 +73,9 @@ class JobInputs:
     """Directories with no readable ``msgstore.json``, such as RabbitMQ's."""
     not_read: tuple[NotRead, ...] = ()
     """Files of brokers in the searched trees that no job reads. A directory with segments is not searched for them."""
+    lock_texts: tuple[tuple[str, bytes], ...] = ()
+    """(directory, text of its lock file) of each store, also without segments, if nothing may be written there during the job.
+    From before the directory was listed."""
 
     @property
     def size(self) -> int:
@@ -92,6 +93,15 @@ class JobInputs:
     def bound_types(self) -> set[str]:
         """Return the names of the record types that the directories bind."""
         return {name for item in self.inputs for name, _ in item.records}
+
+    def check_no_writer_since(self) -> None:
+        """Raise StoreError if a writer has opened one of the stores since they were listed. Call it after the last read."""
+        check_no_writer_since(self.lock_texts)
+
+    def read_all(self, results: Iterable[T]) -> Iterator[T]:
+        """Yield the results of the tasks that read the segments last, and check that no writer has come until then."""
+        yield from results
+        self.check_no_writer_since()
 
     def add_to(self, report: Findings) -> None:
         """Add the findings to the report of a job."""
@@ -133,9 +143,12 @@ def find_inputs(
     for path in paths:
         search.add(str(path))
     found = search.found()
-    for store in sorted({item.store for item in found.inputs}) if offline else ():
+    if not offline:
+        return found
+    stores = [store for store, _ in search.stores.values()]
+    for store in sorted(stores):
         check_no_writer(Path(store))
-    return found
+    return attrs.evolve(found, lock_texts=tuple((store, search.lock_texts[store]) for store in stores))
 
 
 def open_input(found: SegmentInput) -> OpenFormat:
@@ -173,6 +186,8 @@ class _Search:
     beneath_stores: set[Path] = attrs.field(factory=set)
     """Directories with segments below a directory with segments."""
     trees: list[Path] = attrs.field(factory=list)
+    lock_texts: dict[str, bytes] = attrs.field(factory=dict)
+    """Directory to the text of its lock file."""
 
     def add(self, given: str) -> None:
         """Add the segments of a path. Raises StoreError if there are none."""
@@ -183,9 +198,9 @@ class _Search:
                 raise StoreError(f"{given}: is neither a regular file nor a directory; copy what it holds into a file")
         elif is_glob(given):
             for directory, error in unreadable_directories(given):
-                if not _is_unfinished(directory):
+                if not is_unfinished(directory):
                     self._refuse(directory, error)
-            paths = [match for match in matches(given) if not _is_unfinished(match)]
+            paths = [match for match in matches(given) if not is_unfinished(match)]
         else:
             raise StoreError(f"{given}: there is no such file or directory")
         found = [self._add_path(match) for match in paths if _real(match.parent) not in self.damage]
@@ -205,6 +220,7 @@ class _Search:
     def _add_path(self, path: Path) -> bool:
         """Add a file, a store, or the stores of a tree. Return True if there is a segment, or a store without any."""
         if not os.path.isdir(path):  # noqa: PTH112 - a Path's raises, in some versions
+            self.lock_texts.setdefault(str(path.parent), read_lock(path.parent))
             try:
                 return self._add_files(path.parent, {path.name: stat_regular_file(path)[0]})
             except OSError as error:
@@ -215,12 +231,13 @@ class _Search:
         self.trees.append(path)
         has_stores = False
         for directory, names, _ in os.walk(path, onerror=lambda error: self._refuse(Path(error.filename or path), error)):
-            names[:] = sorted(name for name in names if not _UNFINISHED.fullmatch(name))
+            names[:] = sorted(name for name in names if not UNFINISHED.fullmatch(name))
             has_stores |= Path(directory) != path and self._add_store(Path(directory))
         return has_stores
 
     def _add_store(self, directory: Path) -> bool:
         """Add the files of a directory if it is a store. Return True if it is."""
+        self.lock_texts.setdefault(str(directory), read_lock(directory))
         try:
             listed, refused = Files().entries(directory)
         except OSError as error:
@@ -283,7 +300,8 @@ class _Search:
         left = [str(path) for path in sorted(self.beneath_stores) if path.resolve() not in self.stores]
         if left:
             log.warning(
-                "left out, beneath directories that have segments of their own: %s; name them as well to read them", _some(left)
+                "left out, beneath directories that have segments of their own: %s; name them as well to read them",
+                name_some(left),
             )
         inputs: list[SegmentInput] = []
         known: dict[str, Settings] = {}
@@ -345,10 +363,6 @@ def _real(path: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def _is_unfinished(path: Path) -> bool:
-    return any(_UNFINISHED.fullmatch(part) for part in path.parts)
-
-
 def _is_own(name: str, files: Collection[str]) -> bool:
     """Return True for a file that a store of msgstore keeps beside its segments."""
     return name.startswith(("msgstore.", "msgstore-")) or (name == CLEAN and SETTINGS in files)
@@ -371,29 +385,12 @@ def no_segments(directory: Path, formats: FormatSet, catalogue: Catalogue) -> st
     beneath = [path.relative_to(directory).as_posix() for path in stores_beneath(directory, formats)]
     message = f"{directory}: there are no segments in this directory ({_known(formats)})"
     if beneath:
-        message += f"; directories beneath it that have some: {_some(beneath)}"
+        message += f"; directories beneath it that have some: {name_some(beneath)}"
     found = find_not_read(directory)
     if found:
-        message += f"; not read by msgstore: {_some([f'{one.path} ({one.what}, {one.size:,} bytes)' for one in found])}"
+        message += f"; not read by msgstore: {name_some([f'{one.path} ({one.what}, {one.size:,} bytes)' for one in found])}"
     return message + reads_messages(catalogue, directory)
 
 
 def _known(formats: FormatSet) -> str:
     return ", ".join(f"*{extension}" for extension in sorted(formats.extensions)) or "no format is installed"
-
-
-def _some(directories: list[str]) -> str:
-    """Return a text with the first directories, and the number of the others."""
-    more = f" and {len(directories) - _NAMED} more" if len(directories) > _NAMED else ""
-    return ", ".join(directories[:_NAMED]) + more
-
-
-def stores_beneath(directory: Path, formats: FormatSet) -> list[Path]:
-    """Return the directories below one that have segments, by name. Staging directories do not count."""
-    return [
-        Path(path)
-        for path, _, names in sorted(os.walk(directory))
-        if Path(path) != directory
-        and not _is_unfinished(Path(path).relative_to(directory))
-        and any(Path(name).suffix in formats.extensions for name in names)
-    ]

@@ -136,9 +136,13 @@ class ReconcileReport(Findings):
 
 
 def report_of(job: ReconcileJob, damage: Iterable[tuple[SegmentInput, Sequence[Damage]]], changes: int) -> ReconcileReport:
-    """Return a report without classes. ``damage``: damaged spans of each segment, by rank."""
+    """Return a report without classes. ``damage``: damaged spans of each segment, by rank.
+
+    Raises StoreError if a writer has opened a store since the job was planned.
+    """
     report = ReconcileReport(job.sources, job.deltas, len(job.found.inputs), job.size, changes)
     job.found.add_to(report)
     for item, spans in damage:
         report.add_damage(item.path, spans)
+    job.found.check_no_writer_since()
     return report

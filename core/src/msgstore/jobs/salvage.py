@@ -1,14 +1,13 @@
 """Salvage and migration: copy every intact record of any segments into a new store, and account for every byte of the input.
 
 ``examine`` reads a segment to its end and finds its intact records. Of all copies of an id, the runner selects the first by
-rank and offset, and omits ids without references. ``copy`` writes the selected records of a task into a part of the new store;
-:meth:`StoreStaging.commit` makes one store of the parts. ``examine`` and ``copy`` run in any process: they depend on their
-arguments only.
+rank and offset, or in a migration the one that the store's index points to, and omits ids without references. ``copy`` writes
+the selected records of a task into a part of the new store; :meth:`StoreStaging.commit` makes one store of the parts.
+``examine`` and ``copy`` run in any process: they depend on their arguments only.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -20,15 +19,17 @@ from typing import Any
 import attrs
 
 from msgstore.contract import Buffer, Capability, CheckBody, Columns, ConfigError, Damage, PluginError, RecordError, StoreError
-from msgstore.files import Files, stat_regular_file
+from msgstore.files import Files
 from msgstore.jobs.counts import named_counts, sums_of
 from msgstore.jobs.inputs import NO_FORMAT, JobInputs, SegmentInput, SegmentJob, find_inputs, open_input
+from msgstore.jobs.live_records import find_live
 from msgstore.jobs.output.commit import StoreStaging
 from msgstore.jobs.output.parts import PartWriter, StorePart, StoreSpec, backends_of, batches
 from msgstore.jobs.output.staging_directory import check_destination, errors
 from msgstore.jobs.reading.chains import INVALID_BODY
 from msgstore.jobs.reading.segment_check import IntactRecords, checksum, intact_records, read_intact
 from msgstore.jobs.reports import Findings, sums
+from msgstore.jobs.store_directories import virtual_hosts
 from msgstore.jobs.tasks import TASK_SIZE, ProgressMeter, Run, group_into_tasks, map_segments
 from msgstore.jobs.workers import body_check
 from msgstore.option_values import Backend, backend_of
@@ -58,6 +59,8 @@ class SalvageJob(SegmentJob):
     """Codec that bodies must be valid for."""
     counts: str | None = None
     """A file of counts (:mod:`msgstore.jobs.counts`): ids that it does not name are dead."""
+    live: str | None = None
+    """A directory of live records (:mod:`msgstore.jobs.live_records`): other copies of their ids are not copied."""
     complete: bool = False
     """True for a migration: a missing message is an error, and no store is made."""
     task_size: int = TASK_SIZE
@@ -112,7 +115,7 @@ def plan_salvage(
             f"the sources bind record types in different ways: {', '.join(f'{name}={byte}' for name, byte in bound)}; one "
             "store cannot hold both. Name a record type that all are encoded as (--record), or salvage them one by one"
         )
-    if len(hosts := _virtual_hosts(found.inputs)) > 1:
+    if len(hosts := virtual_hosts({item.store for item in found.inputs})) > 1:
         log.warning("the sources are %d virtual hosts (%s), which become one store", len(hosts), ", ".join(hosts))
     codecs = list(found.codecs or ("raw",))
     if found.unknown and codecs != ["raw"]:
@@ -147,18 +150,7 @@ def plan_salvage(
     checked = None if check_body is None else backend_of(check_body)
     body_check(checked)
     given = tuple(map(str, sources))
-    return SalvageJob(given, found, target, max_body, record is None, checked, named_counts(counts), complete)
-
-
-def _virtual_hosts(inputs: Iterable[SegmentInput]) -> list[str]:
-    """Return the names of the virtual hosts of RabbitMQ that the stores belong to: the content of ``.vhost`` above them."""
-    names = set()
-    for file in {Path(store).parent / ".vhost" for store in {item.store for item in inputs}}:
-        with suppress(OSError):
-            stat_regular_file(file)
-            with file.open("rb") as stream:
-                names.add(json.dumps(stream.read(255).decode(errors="replace").strip(), ensure_ascii=False)[1:-1])
-    return sorted(names)
+    return SalvageJob(given, found, target, max_body, record is None, checked, named_counts(counts), complete=complete)
 
 
 def _check_remembered(catalogue: Catalogue, codec: str, inputs: Sequence[SegmentInput]) -> None:
@@ -183,7 +175,11 @@ def examine(item: SegmentInput, job: SalvageJob) -> IntactRecords:
             found = intact_records(path, form, data, check_segment)
         return attrs.evolve(found, crc32=checksum(data, len(data)))
 
-    return read_intact(item, read)
+    found = read_intact(item, read)
+    if job.live is None:
+        return found
+    with errors(Path(job.live)):
+        return attrs.evolve(found, live=find_live(Path(job.live), item, found.records))
 
 
 def _judge(form: OpenFormat, max_body: int, is_valid: CheckBody | None, msg_id: bytes, record: bytes) -> str | None:
@@ -283,6 +279,8 @@ class SalvageReport(Findings):
 
     sources: tuple[str, ...]
     destination: str
+    counted: bool
+    """True if counts were given, or are those of the store. False if each message was copied with one reference."""
     inputs: list[InputReport] = attrs.field(factory=list)
     """By rank: of several copies of an id, the first was copied."""
     missing: int = 0
@@ -300,6 +298,7 @@ class SalvageReport(Findings):
         return self.summary(
             sources=list(self.sources),
             destination=self.destination,
+            counted=self.counted,
             segments=len(self.inputs),
             messages=self.messages,
             recovered=self.recovered,
@@ -315,7 +314,7 @@ def report_of(
 
     Raises PluginError if no message could be read because of a plugin, StoreError if a migration would lose messages.
     """
-    report = SalvageReport(job.sources, job.target.path, missing=missing)
+    report = SalvageReport(job.sources, job.target.path, job.counts is not None, missing=missing)
     job.found.add_to(report)
     for found, damage in rows:
         report.inputs.append(found)
@@ -364,7 +363,8 @@ def salvage(job: SalvageJob, run: Run[Any, Any], meter: ProgressMeter) -> Salvag
                 meter.add(sum(item.size for item in task))
                 yield part
 
-        staging.commit(parts(), None if counts is None else ((i, count) for i, count in counts.items() if i in taken))
+        kept = None if counts is None else ((i, count) for i, count in counts.items() if i in taken)
+        staging.commit(job.found.read_all(parts()), kept)
     return result
 
 
@@ -375,16 +375,18 @@ def _select(found: IntactRecords, report: InputReport, taken: set[bytes], alive:
     """
     ids = found.records.id_list()
     new = set(ids)
-    if len(new) == len(ids) and taken.isdisjoint(new) and (alive is None or alive >= new) and not any(found.recovered):
+    has_all = len(new) == len(ids) and taken.isdisjoint(new) and (alive is None or alive >= new) and 0 not in found.live
+    if has_all and not any(found.recovered):
         taken |= new  # the usual case
         report.good, report.records = sum(found.records.sizes), len(ids)
         return found.records
     picked = Columns()
-    for row, is_recovered in zip(found.records.rows(), found.recovered, strict=True):
+    live = found.live or bytes([1]) * len(ids)
+    for row, is_recovered, is_live in zip(found.records.rows(), found.recovered, live, strict=True):
         msg_id, _, size, _ = row
         if alive is not None and msg_id not in alive:
             report.dead += size
-        elif msg_id in taken:
+        elif msg_id in taken or not is_live:
             report.duplicates += size
         else:
             taken.add(msg_id)

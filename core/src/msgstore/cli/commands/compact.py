@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from itertools import islice
 from pathlib import Path
 
 import attrs
 import click
 
 from msgstore.cli import options, output
+from msgstore.cli.broker_codec import brokers_codec
 from msgstore.cli.commands.salvage import run_salvage
 from msgstore.cli.commands.scan import span_reports
 from msgstore.contract import ConfigError, StoreError
 from msgstore.directory import has_settings
 from msgstore.engine.compact.garbage_collector import DAMAGE_ADVICE
 from msgstore.engine.compact.gc_context import CollectionResult
+from msgstore.engine.open.broker import LOCATION, read_rows
 from msgstore.engine.state.clean_shutdown import SAVED_COUNTS
 from msgstore.engine.store import Store
 from msgstore.files import Files
-from msgstore.jobs.inputs import find_inputs
-from msgstore.jobs.output.staging_directory import StagingDirectory, check_destination
+from msgstore.jobs.live_records import write_live
+from msgstore.jobs.output.staging_directory import StagingDirectory
 from msgstore.jobs.paths import absolute
-from msgstore.jobs.reading.segment_check import UnreadableSegmentError, opening
 from msgstore.jobs.reports import SpanReport, sums
-from msgstore.jobs.salvage import plan_salvage
+from msgstore.jobs.salvage import SalvageJob, plan_salvage
 from msgstore.option_values import Backend
 from msgstore.scan import scan_file
 from msgstore.scan.formats import OWN_RECORD
-
-_FIRST = 2
-"""Bytes of a body by which its codec is recognised."""
 
 
 @click.command()
@@ -158,6 +156,7 @@ def migrate(
     form = target.config.format if target.config.format.name == to_format else Backend(to_format)
     # on_legacy: the opening must neither refuse segments to migrate, nor migrate them without a report.
     target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
+    _check_brokers_counts(target)
     with target.open("rw") as opened, out.progress("migrating") as progress:
         spans = _damage_at_opening(target, opened)
         results = opened.migrate(progress=progress)
@@ -168,48 +167,85 @@ def _copy(
     target: options.StoreTarget, destination: Path, to_format: str, runner: options.RunnerOptions, out: output.Output
 ) -> None:
     """Copy the store to DEST with a salvage job that fails unless every counted message is copied."""
+    # Before the counts are read: the job notices a writer that comes after this.
+    job = plan_salvage(
+        target.catalogue,
+        [target.path],
+        destination,
+        index=target.config.index.name,
+        format=to_format,
+        body=target.config.body if target.config.body.named else brokers_codec(target),
+        records=target.backends().settings.records,
+        counts=target.refcounts_file,
+        complete=True,
+    )
     with ExitStack() as stack:
-        counts = target.refcounts_file
-        if counts is None and (has_settings(target.path) or (target.path / SAVED_COUNTS).exists()):
-            check_destination(destination, [target.path])
+        stores = [store for store, _ in job.found.lock_texts]
+        counted = [store for store in stores if _has_counts(Path(store))] if job.counts is None else []
+        if 0 < len(counted) < len(stores):
+            other = next(store for store in stores if store not in counted)
+            raise StoreError(f"{counted[0]}: has reference counts, and {other} has none. Migrate the stores one by one.")
+        if counted:
             # Next to the destination, where every worker of a runner can read the counts.
             neighbour = absolute(destination).with_name(f"{destination.name}.counts")
-            counts = Path(stack.enter_context(StagingDirectory.create_locked(neighbour, publishes=False)).path, "counts.csv")
-            _write_counts(target, counts)
-        job = plan_salvage(
-            target.catalogue,
-            [target.path],
-            destination,
-            index=target.config.index.name,
-            format=to_format,
-            body=target.config.body if target.config.body.named else _brokers_codec(target),
-            records=target.backends().settings.records,
-            counts=counts,
-            complete=True,
-        )
+            staging = stack.enter_context(StagingDirectory.create_locked(neighbour, publishes=False)).path
+            counts = Path(staging, "counts.csv")
+            _write_counts([target.at(Path(store)) for store in stores], job, counts)
+            job = attrs.evolve(job, counts=str(counts), live=staging)
         run_salvage(job, target.catalogue, runner, out, "migrating")
 
 
-def _brokers_codec(target: options.StoreTarget) -> Backend | None:
-    """Return the codec of the first bodies in a broker's directory, which an adoption would choose too; None for a store."""
-    bodies = []
-    for first in () if has_settings(target.path) else find_inputs(target.catalogue, [target.path]).inputs[:1]:
-        with suppress(UnreadableSegmentError), opening(first) as (form, data):
-            for _, offset, size, _ in islice(form.scan(data).records.rows(), 100):
-                begin, end = form.format.body_span(data, offset, size)
-                bodies.append(bytes(data[begin : min(end, begin + _FIRST)]))
-    name = target.catalogue.brokers_codec(bodies)
-    return None if name is None else Backend(name)
+def _has_counts(directory: Path) -> bool:
+    return has_settings(directory) or (directory / SAVED_COUNTS).exists()
 
 
-def _write_counts(target: options.StoreTarget, file: Path) -> None:
-    """Write the counts that the store or a broker saved. Raises StoreError if the store has lost its counts: with one reference
-    each, dead messages would return, and losses would not be noticed."""
-    with target.open("r") as store, file.open("w", encoding="ascii") as lines:
-        if has_settings(target.path) and not store.stats().recovery.counts_are_kept:
-            raise StoreError(
-                f"{target.path}: its counts are lost: the index must be rebuilt from the segments, because a process was "
-                "killed with the store open, or a file is missing or was changed. Give counts (--refcounts FILE), or copy all "
-                "messages with one reference each: msgstore salvage"
-            )
-        lines.writelines(f"{entry.msg_id.hex()},{entry.references}\n" for entry in store.entries())
+def _write_counts(targets: Sequence[options.StoreTarget], job: SalvageJob, file: Path) -> None:
+    """Write the counts that stores, or a broker, saved, and where the live records are.
+
+    Raises StoreError if counts are lost: with one reference each, dead messages would return, and losses would not be noticed.
+    Also for a message that several stores have: they may be copies of one store.
+    """
+    seen: set[bytes] = set()
+    with file.open("w", encoding="ascii") as lines:
+        for target in targets:
+            with target.open("r") as store:
+                if not store.stats().recovery.counts_are_kept:
+                    raise _counts_are_lost(target.path)
+                inputs = [item for item in job.found.inputs if item.store == str(target.path)]
+                for msg_id, references in write_live(file.parent, store, inputs):
+                    lines.write(f"{msg_id.hex()},{references}\n")
+                    if len(targets) > 1:
+                        if msg_id in seen:
+                            raise StoreError(
+                                f"{target.path}: has the message {msg_id.hex()}, as another store of {job.sources[0]} has. "
+                                "Migrate the stores one by one."
+                            )
+                        seen.add(msg_id)
+
+
+def _check_brokers_counts(target: options.StoreTarget) -> None:
+    """Raise StoreError if the file of counts that a broker saved is damaged: an adoption would lose them for good."""
+    file = target.path / SAVED_COUNTS
+    if target.refcounts_file is None and not has_settings(target.path) and file.exists():
+        with suppress(OSError), Files().view(file) as data:  # the opening raises it
+            problems: list[str] = []
+            for _ in read_rows(data, LOCATION, problems.append):
+                pass
+            if problems:
+                raise StoreError(
+                    f"{file}: {problems[0]}. It has the reference counts: restore it, or give counts (--refcounts FILE). If "
+                    "both are lost, move it away: then each message counts once, also removed ones."
+                )
+
+
+def _counts_are_lost(directory: Path) -> StoreError:
+    reason = (
+        "the index must be rebuilt from the segments, because a process was killed with the store open, or a file is missing "
+        "or was changed"
+    )
+    if not has_settings(directory):
+        reason = f"{SAVED_COUNTS}, in which the broker saved them, cannot be used in full. A warning says why"
+    return StoreError(
+        f"{directory}: its counts are lost: {reason}. Give counts (--refcounts FILE), or copy all messages with one reference "
+        "each: msgstore salvage"
+    )

@@ -162,6 +162,8 @@ class IntactRecords:
     """By offset. The types are unset."""
     recovered: bytes = b""
     """1 for each record that was found after or inside a damaged span, else 0."""
+    live: bytes = b""
+    """1 for each record that the index of its store points to, else 0; empty if that is not known."""
     crc32: int = 0
     """CRC-32 of the segment, if a job reads it a second time."""
     digests: bytes = b""
