@@ -409,8 +409,24 @@ def test_segment_changed_meanwhile_is_read_again(store, check):
     os.utime(path, ns=(0, 0))
 
     class Growing(Files):
-        def list(self, directory):
-            path.write_bytes(whole)
-            return super().list(directory)
+        opened = 0
+
+        def open_read(self, file):
+            self.opened += 1
+            if self.opened == 3:  # after it was read and scanned
+                path.write_bytes(whole)
+            return super().open_read(file)
 
     assert check(files=Growing(), read=lambda _: b"") == ([], 500 + len(whole))
+
+
+def test_damaged_segments_are_checked_without_a_listing(store, check):
+    """For each the whole directory was listed: the time was quadratic."""
+
+    class Unlisted(Files):
+        list = entries = raising(AssertionError("the directory is listed"))
+
+    flip_in(store, 0, 0)
+    assert check([entry(64, IDS[0])], files=Unlisted())[0] == [
+        DamagedSpan("0.sqs", 64, SIZE, "checksum_mismatch", IDS[0].hex())
+    ]

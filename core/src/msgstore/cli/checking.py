@@ -148,13 +148,18 @@ class Checker:
                     check.spans += self.find_lost(check.entries, path, "unreadable")
                 else:
                     self._compare(check, form)
+                check.size = state[0]
+                if not check.spans or self._state(path) == state:
+                    break
             except FileNotFoundError:
                 check.spans, check.scan = self.find_lost(check.entries, path, "segment_missing"), None
                 return
-            check.size = state[0]
-            if not check.spans or self.files.list(path.parent).get(path.name) == state:
-                break
         check.spans.sort(key=lambda span: span.offset)
+
+    def _state(self, path: Path) -> tuple[int, int]:
+        """Return size and time. Raises OSError."""
+        with self.files.closing(self.files.open_read(path)) as fd:
+            return self.files.size_and_mtime(fd)
 
     def _read_throttled(self, path: Path) -> tuple[tuple[int, int], list[DamagedSpan]]:
         """Read the file, less the holes of a sparse one. Return size and time before, and spans that the disk cannot read."""
