@@ -15,7 +15,7 @@ import msgstore
 from msgstore.cli.commands import compact
 from msgstore.directory import known_settings
 from msgstore.files import Files
-from support import DATA, command, counts, counts_file, filled, flip, id_of, json_of, needs_erlang
+from support import DATA, command, counts, counts_file, filled, flip, id_of, json_of, needs_erlang, unchanged
 
 
 def make(path: Path, index: str, *, killed: bool = False) -> dict[bytes, int]:
@@ -258,3 +258,48 @@ def test_torn_segment_with_missing_messages_is_finished_by_the_command(
     assert migrate(old, tmp_path / "new").exit_code == 1  # the torn end is damage
     assert counts_of(tmp_path / "new") == {id_of(1): 1, id_of(2): 1}
     assert {file.suffix for file in (tmp_path / "new").iterdir() if file.name[0].isdigit()} == {".sqs"}
+
+
+# -- in place -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adopts", [True, False], ids=["adopted", "store"])
+def test_killed_migration_keeps_counts_for_the_next(
+    index: str, adopts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``lmdb`` has them itself. Otherwise the next attempt asks for the file, unless the store was closed cleanly since."""
+    path, saved = shutil.copytree(DATA / "msg-store" / "v1_compacted" / "store", tmp_path / "in"), "msgstore-migrate-counts.csv"
+    truth, config = counts_of(path), tmp_path / "msgstore.toml"
+    assert set(truth.values()) > {1}
+    config.write_text(f"[stores.a]\npath = 'in'\nindex = '{index}'\nformat = 'v1'\nadopt = true\n")
+    if not adopts:
+        msgstore.open_store(path, index=index, format="v1", adopt=True).close()
+
+    def killed(store: msgstore.Store, progress: object) -> None:
+        go_on(store)
+        store.abandon()
+        raise KeyboardInterrupt
+
+    again = ["migrate", "a", "--config", config, "--to", "v2"]
+    with monkeypatch.context() as patch:
+        go_on = msgstore.Store.migrate
+        patch.setattr(msgstore.Store, "migrate", killed)
+        command(*again, code=None)
+    assert (path / saved).exists() == (index == "ets")
+    if index == "ets":
+        assert saved in command("ls", path).stderr
+        assert f"--refcounts {path / saved}" in command(*again, code=2).stderr
+        again += ["--refcounts", path / saved]
+    command(*again)
+    assert (counts_of(path), (path / saved).exists()) == (truth, False)
+    assert {file.suffix for file in path.iterdir() if file.name[0].isdigit()} == {".sqs"}
+
+
+def test_refused_migration_leaves_no_counts(tmp_path: Path) -> None:
+    """Nor does one that has nothing to do, or that is done."""
+    path = shutil.copytree(DATA / "msg-store" / "v1_compacted" / "store", tmp_path / "in")
+    with unchanged(path, but=["msgstore.lock"]):
+        command("migrate", path, "--to", "v2", code=2)
+    for _ in range(2):
+        command("migrate", path, "--to", "v2", "--adopt")
+        assert not list(path.glob("*.csv"))

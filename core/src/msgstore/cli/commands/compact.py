@@ -13,6 +13,7 @@ from msgstore.cli import options, output
 from msgstore.cli.broker_codec import brokers_codec
 from msgstore.cli.commands.salvage import run_salvage
 from msgstore.cli.commands.scan import span_reports
+from msgstore.cli.migration_counts import saved_counts
 from msgstore.contract import ConfigError, StoreError
 from msgstore.directory import has_settings
 from msgstore.engine.compact.garbage_collector import DAMAGE_ADVICE
@@ -157,7 +158,7 @@ def migrate(
     # on_legacy: the opening must neither refuse segments to migrate, nor migrate them without a report.
     target = attrs.evolve(target, config=attrs.evolve(target.config, format=form, on_legacy="read"))
     _check_brokers_counts(target)
-    with target.open("rw") as opened, out.progress("migrating") as progress:
+    with saved_counts(target, to_format), target.open("rw") as opened, out.progress("migrating") as progress:
         spans = _damage_at_opening(target, opened)
         results = opened.migrate(progress=progress)
     _report(out, results, [], spans, f"nothing to migrate: every segment is of format {to_format}")

@@ -24,7 +24,10 @@ from msgstore.locations import pack_location, pack_locations, unpack_location
 from msgstore.plugins.catalogue import Catalogue
 
 log = logging.getLogger("msgstore.recovery")
+_store_log = logging.getLogger("msgstore.store")  # commands that report damage themselves mute the other logger
 
+MIGRATION_COUNTS = "msgstore-migrate-counts.csv"
+"""File of the counts from before a migration of the command line. There after the migration was killed."""
 _BATCH = 100_000
 """Entries that are handed from one index to another at a time."""
 _HEAD_BYTES = 2**16
@@ -191,6 +194,11 @@ def _rebuild(run: RecoveryRun, plan: RecoveryPlan, why: str, counts: Mapping[byt
     if broker is not None:
         found = everything = list(found)
         recovery.counts, counts = broker.decide(everything)
+    elif not is_given and MIGRATION_COUNTS in segments.files.list(segments.directory):
+        what = "%s: a migration was killed, and each message counts once, also removed ones. The counts of before are in %s"
+        _store_log.warning(
+            f"{what}: pass them (refcounts=, --refcounts) if nothing was written since", segments.directory, MIGRATION_COUNTS
+        )
     counts = {msg_id: count for msg_id, count in counts.items() if count > 0}
     records = 0
     for segment, scan in found:
