@@ -15,6 +15,7 @@ import msgstore
 from msgstore.cli.commands import compact
 from msgstore.directory import known_settings
 from msgstore.files import Files
+from msgstore.jobs.output.commit import StoreStaging
 from support import DATA, command, counts, counts_file, filled, flip, id_of, json_of, needs_erlang, unchanged
 
 
@@ -171,20 +172,19 @@ def raising_for(refused: Path, file: Path) -> int:
     return os.open(file, os.O_RDONLY)
 
 
-@pytest.mark.parametrize("when", ["after the counts", "after the plan"])
-def test_writer_that_comes_later_is_noticed(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it writes would be missing, and what it removes would return."""
+@pytest.mark.parametrize("when", [(compact, "_write_counts"), (compact, "run_salvage"), (StoreStaging, "_open_once")])
+def test_writer_that_comes_later_is_noticed(when: tuple[object, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes while the new store is built: what it confirms would be missing, what it removes would return."""
     make(tmp_path / "in", "ets")
-    name = "run_salvage" if when == "after the counts" else "_write_counts"
-    go_on = getattr(compact, name)
+    go_on = getattr(*when)
 
-    def write_first(*arguments: object) -> None:
+    def write_first(*arguments: object) -> object:
         with msgstore.open_store(tmp_path / "in") as store:
             store.client().write(b"x" * 16, b"confirmed")
             store.client().remove([id_of(1)])
-        go_on(*arguments)
+        return go_on(*arguments)
 
-    monkeypatch.setattr(compact, name, write_first)
+    monkeypatch.setattr(*when, write_first)
     result = migrate(tmp_path / "in", tmp_path / "out")
     assert (result.exit_code, "another process has opened the store for writing" in result.stderr) == (2, True), result.output
     assert [path.name for path in tmp_path.iterdir()] == ["in"]

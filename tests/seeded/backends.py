@@ -53,8 +53,8 @@ dead-copy-replaces-the-message: A migration copies a removed copy of a message, 
   = msg_id in taken or not is_live => msg_id in taken
 @ msgstore.jobs.inputs
 later-writer-goes-unnoticed: What a writer confirms during a salvage is missing in the new store.
-  JobInputs.read_all  tests/test_reconcile.py::test_writer_after_the_plan_fails_the_job
-  = self.check_no_writer_since() => pass
+  JobInputs.check_no_writer_since  tests/test_reconcile.py::test_writer_after_the_plan_fails_the_job
+  = check_no_writer_since(self.lock_texts) => pass
 @ msgstore.jobs.output.staging_directory
 new-store-is-not-synced: A power loss right after a salvage leaves a store without content.
   sync_tree  tests/test_store_output.py::test_every_file_is_synced_before_store_appears

@@ -169,7 +169,7 @@ def reconcile(spark: SparkSession, job: ReconcileJob) -> ReconcileReport:
         for part, _, _ in parts:
             report.add(part)
         if staging:
-            classes.commit(staging, [attempt for _, written, _ in parts for attempt in written])
+            classes.commit(job, staging, [attempt for _, written, _ in parts for attempt in written])
     return report
 
 

@@ -52,7 +52,7 @@ def salvage(spark: SparkSession, job: SalvageJob) -> SalvageReport:
         report = report_of(job, _rows(job, results, first, None if counts is None else referenced), missing, names)
         with StoreStaging.begin(job.target, sources=job.sources) as staging:
             parts = _copy(spark, first, results, job, staging.path)
-            staging.commit(job.found.read_all(parts), _counts_of(counts, first))
+            staging.commit(parts, _counts_of(counts, first), check=job.found.check_no_writer_since)
     return report
 
 

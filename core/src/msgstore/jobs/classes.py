@@ -138,12 +138,12 @@ def staging_of(job: ReconcileJob) -> AbstractContextManager[StagingDirectory | N
     return StagingDirectory.create_locked(absolute(job.to), [*job.sources, *job.deltas])
 
 
-def commit(staging: StagingDirectory, written: Sequence[ClassFiles]) -> None:
-    """Publish the files of all tasks. Raises StoreError if one is missing, StoreIOError.
+def commit(job: ReconcileJob, staging: StagingDirectory, written: Sequence[ClassFiles]) -> None:
+    """Publish the files of all tasks. Raises StoreError if one is missing, or if a writer has opened a store; StoreIOError.
 
     The folder of live ids always has a file, if need be without rows, because other commands take it as input.
     """
-    with staging.publishing() as content:
+    with staging.publishing(job.found.check_no_writer_since) as content:
         if not any(name.startswith("class=live") for attempt in written for name, _ in attempt.files):
             writer = ClassWriter(staging.path, len(written))
             writer.write("live", WRITTEN_ROWS.empty_table())
@@ -175,5 +175,5 @@ def reconcile(job: ReconcileJob, run: Run[Task, list[IntactRecords]], meter: Pro
         report = report_of(job, records(), changes)
         written = finish(sums, report, staging.path if staging else None, 0)
         if staging:
-            commit(staging, written)
+            commit(job, staging, written)
     return report

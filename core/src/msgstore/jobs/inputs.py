@@ -8,7 +8,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import attrs
 
@@ -27,7 +26,6 @@ from msgstore.scan import FormatSet, OpenFormat
 from msgstore.writer_lock import check_no_writer, read_lock
 
 log = logging.getLogger("msgstore.bulk")
-T = TypeVar("T")
 
 _UNREAD = "no installed format reads"
 NO_FORMAT = f"unreadable: {_UNREAD}"
@@ -95,13 +93,8 @@ class JobInputs:
         return {name for item in self.inputs for name, _ in item.records}
 
     def check_no_writer_since(self) -> None:
-        """Raise StoreError if a writer has opened one of the stores since they were listed. Call it after the last read."""
+        """Raise StoreError if a writer has opened one of the stores since they were listed. Called at the end of a job."""
         check_no_writer_since(self.lock_texts)
-
-    def read_all(self, results: Iterable[T]) -> Iterator[T]:
-        """Yield the results of the tasks that read the segments last, and check that no writer has come until then."""
-        yield from results
-        self.check_no_writer_since()
 
     def add_to(self, report: Findings) -> None:
         """Add the findings to the report of a job."""

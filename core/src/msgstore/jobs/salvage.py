@@ -364,7 +364,7 @@ def salvage(job: SalvageJob, run: Run[Any, Any], meter: ProgressMeter) -> Salvag
                 yield part
 
         kept = None if counts is None else ((i, count) for i, count in counts.items() if i in taken)
-        staging.commit(job.found.read_all(parts()), kept)
+        staging.commit(parts(), kept, check=job.found.check_no_writer_since)
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -54,8 +54,11 @@ class StoreStaging(StagingDirectory):
         staging.target = target
         return staging
 
-    def commit(self, parts: Iterable[StorePart], counts: Counts | None = None) -> int:
-        """Create the store from ``parts``, in the order of their tasks, and return its number of messages.
+    def commit(
+        self, parts: Iterable[StorePart], counts: Counts | None = None, *, check: Callable[[], object] | None = None
+    ) -> int:
+        """Create the store from ``parts``, in the order of their tasks, and return its number of messages. ``check`` is called
+        before the store gets its name, and may raise.
 
         Other attempts of the tasks are deleted. ``counts`` are (id, references) pairs, which are added. Records of other ids
         are garbage, and an id without a record is an error. Without ``counts``, the references that the parts have are added;
@@ -64,7 +67,7 @@ class StoreStaging(StagingDirectory):
         Everything is on disk when it returns. If it raises StoreError or StoreIOError, nothing is left. Only after an error of
         the last step, the sync of the store's name, the message says that the store is there. Memory: the index and the counts.
         """
-        with self.publishing() as store:
+        with self.publishing(check) as store:
             return self.build(store, parts, counts)
 
     def build(self, store: Path, parts: Iterable[StorePart], counts: Counts | None = None) -> int:

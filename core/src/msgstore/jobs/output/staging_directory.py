@@ -15,7 +15,7 @@ import secrets
 import select
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -117,8 +117,9 @@ class StagingDirectory:
         self._open = False
 
     @contextmanager
-    def publishing(self) -> Iterator[Path]:
-        """Yield the path of a directory for the block to create. Then sync it, and rename it to the destination.
+    def publishing(self, check: Callable[[], object] | None = None) -> Iterator[Path]:
+        """Yield the path of a directory for the block to create. Then sync it, and rename it to the destination. ``check`` is
+        called last before the rename, and may raise.
 
         The job ends in any case. The result gets the permissions of an empty directory at the destination. Raises StoreError or
         StoreIOError; after an error of the last step, the sync of the name, the message says that everything is there.
@@ -130,6 +131,8 @@ class StagingDirectory:
             with errors(self.destination):
                 yield content
                 sync_tree(self._files, content)
+                if check:
+                    check()
                 try:
                     if self.destination.is_dir():
                         self._files.copy_permissions(self.destination, content)
