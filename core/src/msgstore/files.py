@@ -21,7 +21,7 @@ UNFINISHED = ".tmp"
 
 READ_WHOLE = 64 * 2**20
 """Files up to this size, in bytes, are read into memory; larger ones are mapped. If another process truncates a mapped file, a
-read past the new end kills this process. Therefore only files with one huge record are mapped; nothing compacts them."""
+read past the new end kills this process. Therefore larger segments are compacted by copying, never in place."""
 
 
 class SegmentMap(mmap.mmap):
