@@ -89,6 +89,7 @@ def test_moved_directory_is_noticed_and_nothing_confirmed(writing, index, tmp_pa
     store.path.rename(tmp_path / "moved")
     with open_with(store.path, index=index) as other:
         other.client().write(A, b"of the other")
+        other.flush()  # not in the background, while the test looks
         client.write(B, b"second")
         client.remove([A])
         with unchanged(store.path):

@@ -350,7 +350,7 @@ def test_segment_that_executor_may_not_read_fails_query(tmp_path, monkeypatch):
     """Its rows would be missing, and nothing would say so. The relation ``damage`` says so."""
     store = written(tmp_path / "store", 10)
 
-    def refuse(path: str, flags: int) -> int:
+    def refuse(path: str, flags: int, mode: int = 0) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     monkeypatch.setattr("msgstore_spark.tasks.os.open", refuse)
