@@ -28,12 +28,25 @@ def test_unused_queue_is_deleted_with_its_messages(opened, clock):
     assert len(vhost.persistent) == 0
 
 
-USES = ["publish", "take", "ack", "nack", "unacked", "delayed", "consumer", "closed consumer", "browse", "stats", "declare"]
+USES = [
+    "publish",
+    "take",
+    "ack",
+    "nack",
+    "unacked",
+    "delayed",
+    "consumer",
+    "closed_consumer",
+    "browse",
+    "stats",
+    "declare",
+    "full",
+]
 
 
 @pytest.mark.parametrize("use", USES)
 def test_queue_in_use_is_not_deleted(use, vhost, clock):
-    jobs = vhost.queue("jobs", expires="10s")
+    jobs = vhost.queue("jobs", expires="10s", max_length=1 if use == "full" else None)
     jobs.publish(b"1")
     received = jobs.take() if use in ("ack", "nack", "unacked") else None
     consumer = jobs.consume() if "consumer" in use else None
@@ -45,8 +58,9 @@ def test_queue_in_use_is_not_deleted(use, vhost, clock):
         "take": lambda: [jobs.take(), jobs.take()][0].ack(),
         "ack": lambda: received.ack(),
         "nack": lambda: received.nack(),
-        "closed consumer": lambda: consumer.close(),
+        "closed_consumer": lambda: consumer.close(),
         "browse": lambda: jobs.browse(),
+        "full": lambda: jobs._add_if_room(jobs.make_message(b"2"), None, None, None),
         "stats": lambda: jobs.stats(),
         "declare": lambda: vhost.queue("jobs"),
     }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 
 import pytest
 
-from msgstore.contract import StoreIOError
+from msgstore.contract import StoreError, StoreIOError
 from msgstore_queues.contract import Delivery
 from queues_support import bodies, open_on, publish
 from support import HookedFiles, failing
@@ -104,3 +105,57 @@ def test_message_is_not_dropped_for_one_that_is_not_added(vhost, monkeypatch):
         with pytest.raises(StoreIOError):
             jobs.publish(b"second")
     assert (bodies(jobs), bodies(vhost.queue("failed"))) == ([b"first"], [])
+
+
+@pytest.mark.parametrize("backing", ["variable", "mirror"])
+@pytest.mark.parametrize("fails", ["the file of the queue", "the index"])
+def test_queue_whose_change_of_options_fails_keeps_its_messages(backing, fails, files, tmp_path):
+    options = {"use": backing} | ({"directory": str(tmp_path / "second")} if backing == "mirror" else {})
+    changed = options | ({"over": {"use": "variable", "memory": 5}} if backing == "mirror" else {"memory": 5})
+    with open_on(tmp_path / "first", files) as vhost:
+        publish(vhost.queue("jobs", index="v2", backing=options), b"1", b"2")
+    vhost = open_on(tmp_path / "first", files)
+    operation, name = ("replace", "msgstore-queue.json") if fails == "the file of the queue" else ("read_file", ".qi")
+    files.before(operation, failing(errno.ENOSPC), name, times=None)
+    for _ in range(2):
+        with contextlib.suppress(StoreError):
+            vhost.queue("jobs", backing=changed)
+    files.hooks.clear()
+    assert len(vhost.queue("jobs", backing=changed)) == 2
+    vhost.abandon()
+    with open_on(tmp_path / "first") as vhost:
+        assert bodies(vhost.queue("jobs")) == [b"1", b"2"]
+
+
+def test_queue_that_fails_by_the_clock_does_not_stop_others(vhost, files, clock, caplog):
+    jobs, received = behind_one_on_disk(vhost)
+    others = vhost.queue("others")
+    others.publish(b"1", delay=5)
+    files.before("pread", failing(), times=None)
+    with pytest.raises(StoreIOError):
+        received.nack()
+    clock.passes(vhost, 10)
+    assert "Input/output error" in caplog.text
+    assert bodies(others) == [b"1"]
+    files.hooks.clear()
+    clock.passes(vhost, 2)
+    assert bodies(jobs) == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("index", ["v1", "v2"])
+def test_failed_purge_leaves_what_is_behind_the_failure(index, vhost, files):
+    jobs = vhost.queue("jobs", index=index, backing=MEMORY)
+    count = 40_000 if index == "v1" else 10_000
+    for number in range(count):
+        jobs.publish(b"%d" % number, key="first" if number == 0 else None)
+    vhost.flush()
+    vhost.flush()
+    assert jobs.stats()["delta"]
+    files.before("pread", failing())
+    with pytest.raises(StoreIOError):
+        jobs.purge()
+    left = len(jobs)
+    jobs.backing.check()
+    jobs.publish(b"again", key="first")
+    assert (len(jobs), jobs.purge(), len(jobs), jobs.stats()["body_bytes"]) == (left + 1, left + 1, 0, 0)
+    assert jobs.take() is None

@@ -57,8 +57,9 @@ def test_forked_child_is_refused_parent_goes_on(tmp_path, held):
         assert bodies(again.queue("jobs")) == [b"after"]
 
 
-def test_child_that_lives_on_does_not_keep_the_lock(tmp_path):
-    vhost = open_on(tmp_path)
+def test_child_that_lives_on_does_not_keep_the_locks(tmp_path):
+    vhost = open_on(tmp_path / "first")
+    vhost.queue("jobs", backing={"use": "mirror", "directory": str(tmp_path / "second")})
     begun, end = os.pipe(), os.pipe()
     if not (child := os.fork()):
         os.write(begun[1], b"1")
@@ -66,6 +67,6 @@ def test_child_that_lives_on_does_not_keep_the_lock(tmp_path):
         os._exit(0)
     os.read(begun[0], 1)
     vhost.close()
-    open_on(tmp_path).close()
+    open_on(tmp_path / "first").close()
     os.write(end[1], b"1")
     assert os.waitpid(child, 0)[1] == 0

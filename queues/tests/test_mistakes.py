@@ -120,8 +120,9 @@ def test_name_that_no_queue_has_is_refused(name, vhost, tmp_path):
     jobs = vhost.queue("jobs")
     with pytest.raises(ConfigError, match="a name of a queue is text"):
         vhost.queue(name)
-    with pytest.raises(ConfigError, match="queue 'others'"):
-        vhost.queue("others", dead_letter=name or "")
+    for target in (name or "", "others.delayed"):
+        with pytest.raises(ConfigError, match="queue 'others'"):
+            vhost.queue("others", dead_letter=target)
     with pytest.raises(ConfigError, match="the name of a vhost is text, not int"):
         open_on(tmp_path, name=5)
     assert (vhost.queues(), jobs.closed) == (["jobs"], None)
@@ -136,14 +137,18 @@ def test_name_of_delayed_messages_is_no_name_of_another_queue(opened, tmp_path):
     assert opened().queues() == ["mail", "mail.delayed"]
 
 
-def test_brokers_queue_is_not_taken_for_delayed_messages(opened):
-    """Its directory has no file of msgstore."""
-    vhost = opened()
-    vhost.queue("mail").publish(b"1", delay=1000)
+@pytest.mark.parametrize("layout", ["own", "rabbitmq-3.10"])
+def test_brokers_queue_is_not_taken_for_delayed_messages(layout, opened):
+    """Its directory has no file of msgstore, or is one of priorities, which gets one."""
+    vhost = opened(layout=layout)
+    if layout == "own":
+        vhost.queue("mail").publish(b"1", delay=1000)
+    else:
+        vhost._use("mail.delayed", {"backing": {"use": "priority", "levels": 2}}, "a test", is_declared=True).publish(b"1")
     vhost.close()
     path = queue_path(vhost.directory, "/", "mail.delayed")
     (path / QUEUE_FILE).unlink()
-    vhost = opened()
+    vhost = opened(layout=layout)
     mail = vhost.queue("mail")
     with pytest.raises(ConfigError, match=r"'mail\.delayed' is a queue of the broker"):
         mail.publish(b"2", delay=1)
@@ -238,12 +243,21 @@ def test_other_directories_are_left_alone(opened, caplog):
     (path.parent / "notes").mkdir()
     (path.parent / "notes.txt").write_text("x")
     (path.parent / "XYZ").mkdir()
+    shutil.copytree(path, path.with_name("OLD") / path.name)
     vhost = opened()
     jobs = vhost.queue("jobs")
     jobs.publish(b"new")
     vhost.close()
     assert sorted(one.name for one in path.parent.iterdir()) == sorted(
-        [path.name, path.name + ".bak", "ABC", "notes", "notes.txt"]
+        [path.name, path.name + ".bak", "ABC", "OLD", "notes", "notes.txt"]
     )
-    assert caplog.text.count("is left alone") == 4
+    assert caplog.text.count("is left alone") == 5
     assert [message.body for message in opened().queue("jobs").browse()] == [b"old", b"new"]
+
+
+def test_queue_is_declared_again_in_another_directory(opened, tmp_path, monkeypatch):
+    vhost = opened()
+    options = {"backing": {"use": "variable", "memory": 5}}
+    jobs = vhost.queue("jobs", **options)
+    monkeypatch.chdir(tmp_path)
+    assert vhost.queue("jobs", **options) is jobs

@@ -463,6 +463,7 @@ def test_delete_that_was_cut_leaves_nothing_acknowledged(stop, opened, tmp_path,
 def several(tmp_path, monkeypatch):
     """Five indexes, of which two journals may stay open."""
     monkeypatch.setattr(module, "_MAX_OPEN_OF_ALL", 2)
+    monkeypatch.setattr(module, "_MAX_UNSYNCED_OF_ALL", 2)
     monkeypatch.setattr(QueueIndexV1, "open_of_all", set())
     files, found = HookedFiles(), []
 
@@ -735,3 +736,15 @@ def test_journal_begins_anew_if_the_layout_is_another(broker, is_clean, opened, 
     again.abandon()
     assert index_v1.is_checked((tmp_path / JOURNAL).read_bytes()) == (not broker)
     assert positions(opened(broker=broker)) == [2, 3]
+
+
+def test_journals_that_are_not_synced_wait_for_the_flush(several, monkeypatch):
+    """A sync in a write would hold up whoever uses the queue."""
+    monkeypatch.setattr(module, "_MAX_UNSYNCED_OF_ALL", 5)
+    files, indexes = several()
+    for index in indexes:
+        write(index, [own(0)], [])
+    assert (files.count("sync"), len(QueueIndexV1.open_of_all)) == (0, 5)
+    for index in indexes:
+        index.sync()()
+    assert (files.count("sync"), len(QueueIndexV1.open_of_all)) == (5, 2)

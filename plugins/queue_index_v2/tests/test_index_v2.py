@@ -327,6 +327,7 @@ def test_few_files_of_one_write_stay_open(opened):
 def several(tmp_path, monkeypatch):
     """Five indexes, of which three segments may stay open."""
     monkeypatch.setattr(module, "_MAX_OPEN_OF_ALL", 3)
+    monkeypatch.setattr(module, "_MAX_UNSYNCED_OF_ALL", 3)
     monkeypatch.setattr(QueueIndexV2, "open_of_all", set())
     files, found = HookedFiles(), []
 

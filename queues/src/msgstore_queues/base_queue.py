@@ -183,6 +183,7 @@ class BaseQueue(DeliveringQueue):
                     if key is None or not self.is_duplicate(key, message, on_confirm, on_lost):
                         if self._has_limits and self._is_over(size):
                             if self.options.overflow != "drop-head":
+                                self.note_use()
                                 return False
                             while self._is_over(size) and (delivery := self._fetch()) is not None:
                                 dropped.append(delivery)

@@ -19,7 +19,6 @@ from msgstore_queues.delivering import RETRY_SECONDS
 from msgstore_queues.message import whole_header, with_headers
 from msgstore_queues.queue_state import OnConfirm, OnLost
 
-SUFFIX = ".delayed"
 _EXPIRY = "x-msgstore-expiry-us"
 """Header: when the message expires, while its entry has the due time."""
 

@@ -10,6 +10,7 @@ from queue import Empty
 
 from msgstore.contract import MsgStoreError
 from msgstore_queues.contract import Delivery, Message
+from msgstore_queues.keys import Keys
 from msgstore_queues.message import ATTEMPTS, Received, death, time_us, with_headers
 from msgstore_queues.queue_state import HeldBack, OnConfirm, OnLost, QueueState, Taker, deadline_of
 
@@ -83,6 +84,8 @@ class DeliveringQueue(QueueState):
         return delivery
 
     def _wait_for_message(self, block: bool, deadline: float | None, consumer: Taker | None = None) -> None:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise Empty
         with self.lock:
             while self._is_stopped or not len(self.backing):
                 if self._is_shut_down or self.closed is not None or (consumer is not None and consumer.is_closed):
@@ -279,7 +282,11 @@ class DeliveringQueue(QueueState):
             with self.lock:
                 if self.closed is not None:
                     self._refuse()
-                count = self.backing.purge()
+                try:
+                    count = self.backing.purge()
+                except (OSError, MsgStoreError):
+                    self.keys = Keys()  # a part may be gone: a duplicate is better than a message that is not added
+                    raise
                 if self.keys.positions:
                     self.keys.keep(self.backing.fold_acks)
                 self._note_settled([])

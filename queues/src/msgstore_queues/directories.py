@@ -135,6 +135,11 @@ def is_hash(path: Path) -> bool:
     return re.fullmatch("[0-9A-Z]{1,25}", path.name) is not None and path.is_dir()
 
 
+def is_unfinished(path: Path) -> bool:
+    """Return True for the directory of a queue whose making a crash has ended."""
+    return all(one.name.startswith((".queue_name", QUEUE_FILE)) for one in path.iterdir())
+
+
 def sub_queue_path(vhost: Path, vhost_name: str, queue: Remembered) -> Path:
     """Return the directory of a queue, or of a sub-queue."""
     return vhost / QUEUES / queue_directory(vhost_name.encode(), queue.full_name)

@@ -206,6 +206,9 @@ class Flusher:
             for queue in self._queues():
                 try:
                     times = do_what_is_due(queue)
+                except MsgStoreError as error:  # the other queues go on
+                    log.warning("%s", error)
+                    times = [time.time() + _RETRY_SECONDS]
                 except BaseException:
                     self.wake_at(time.time() + _RETRY_SECONDS)  # the queues behind this one have not been looked at
                     raise
@@ -236,8 +239,10 @@ class Flusher:
     def _run(self) -> None:
         while self._wait():
             try:
-                self.release_due()
-                self.flush()
+                try:
+                    self.release_due()
+                finally:
+                    self.flush()
             except VHostDown:  # it may have been started meanwhile, and what was changed since waits for this thread
                 self._flush_later(self._interval or _RETRY_SECONDS)
             except StoreClosed:

@@ -29,9 +29,11 @@ def find_queues(files: Files, directory: Path, vhost: str) -> list[tuple[Path, R
     queues, sub_queues = dict[str, tuple[Path, Remembered]](), dict[str, Remembered]()
     for path in sorted((directory / directories.QUEUES).iterdir()):
         found = directories.read_queue_directory(files, path) if directories.is_hash(path) else None
-        if not directories.is_hash(path) or (found and path != directories.sub_queue_path(directory, vhost, found)):
+        if found is None and directories.is_hash(path) and directories.is_unfinished(path):
+            files.remove_tree(path)
+        elif found is None or path != directories.sub_queue_path(directory, vhost, found):
             log.warning("%s: is not the directory of a queue of this vhost, and is left alone", path)
-        elif found is None or not found.durable:
+        elif not found.durable:
             files.remove_tree(path)
         elif found.level is None:
             queues[found.name] = path, found

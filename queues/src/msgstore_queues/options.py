@@ -11,6 +11,8 @@ from attrs.validators import ge, gt, in_, optional
 from msgstore.contract import Duration, Size
 from msgstore.option_values import Backend, Durability
 
+SUFFIX = ".delayed"
+"""End of the name of the queue that holds the delayed messages of another."""
 Layout = Literal["own", "rabbitmq-3.10"]
 Overflow = Literal["block", "reject", "drop-head"]
 Items = Literal["bytes", "json", "pickle"]
@@ -21,6 +23,8 @@ Damaged = Literal["stop", "skip"]
 def _check_name(_: object, __: object, name: str | None) -> None:
     if name is not None and not name.encode():  # which raises ValueError for what UTF-8 does not have
         raise ValueError("dead_letter: a name of a queue has at least one character")
+    if name is not None and name.endswith(SUFFIX):
+        raise ValueError(f"dead_letter: {name!r} is the name of delayed messages of another queue")
 
 
 @attrs.frozen(kw_only=True)
@@ -40,8 +44,8 @@ class QueueOptions:
     message_ttl: Duration | None = None
     """Messages that wait longer are dropped, or dead-lettered, when they come to the head of the queue."""
     expires: Duration | None = attrs.field(default=None, validator=optional(gt(Duration(0))))
-    """The queue is deleted with its messages when nobody has used it for this time: no call but for its length, no consumer,
-    and no unacked or delayed message. The time begins anew when the vhost opens."""
+    """The queue is deleted with its messages when nobody has used it for this time: no call that adds, takes, settles or shows
+    messages, no ``vhost.queue``, no consumer, and no unacked or delayed message. The time begins anew when the vhost opens."""
     deduplicate: bool = False
     """True: keys of ``publish`` are known again after a restart. All messages are read once for that when the queue is
     declared."""

@@ -24,7 +24,7 @@ from msgstore.writer_lock import WriterLock
 from msgstore_queues import directories
 from msgstore_queues.base_queue import BaseQueue
 from msgstore_queues.catalogue import Catalogue, load_catalogue
-from msgstore_queues.delays import SUFFIX, Delays
+from msgstore_queues.delays import Delays
 from msgstore_queues.errors import VHostDown
 from msgstore_queues.events import (
     FlushFailedEvent,
@@ -36,7 +36,7 @@ from msgstore_queues.events import (
 from msgstore_queues.expiry import is_unused, unused_until
 from msgstore_queues.flusher import Flusher
 from msgstore_queues.messages import make_id
-from msgstore_queues.options import QueueOptions, VHostOptions
+from msgstore_queues.options import SUFFIX, QueueOptions, VHostOptions
 from msgstore_queues.queue import Queue
 from msgstore_queues.queue_state import HeldBack, OnConfirm, OnLost
 from msgstore_queues.stores import OpenStore
@@ -204,7 +204,7 @@ class VHost(VHostFiles):
             if name in self._queues:
                 queue = self._queues[name]
                 is_other = queue.options != wanted and queue.is_declared
-                if is_other or self._check_same(name, wanted, where) != self._backings[name][1]:
+                if is_other or (not queue.is_declared and self._check_same(name, wanted, where) != self._backings[name][1]):
                     raise ConfigError(f"{where}: is in use with other options: {queue.options}")
                 queue.declare(wanted)
                 if wanted.expires is not None:
@@ -271,8 +271,7 @@ class VHost(VHostFiles):
         options = {"durable": queue.options.durable, "expires": None, "deduplicate": False}
         name = queue.name + SUFFIX
         if name in self._backings and not self._is_own(name):
-            where = f"{self._where} queue {queue.name!r}"
-            raise ConfigError(f"{where}: no message can be delayed, because {name!r} is a queue of the broker")
+            raise ConfigError(f"{self._where} queue {queue.name!r}: cannot delay messages: {name!r} is a queue of the broker")
         holder = self._use(name, options, f"{self._where} queue {name!r}", is_declared=True)
         with self._delays_lock:
             if queue.delays is None:

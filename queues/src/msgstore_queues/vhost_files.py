@@ -16,11 +16,10 @@ from msgstore_queues import directories
 from msgstore_queues.base_queue import BaseQueue
 from msgstore_queues.catalogue import Catalogue, make
 from msgstore_queues.contract import BackingQueue
-from msgstore_queues.delays import SUFFIX
 from msgstore_queues.directories import Remembered
 from msgstore_queues.events import Dispatcher, MessagesLostEvent
 from msgstore_queues.opening import Opener, find_queues
-from msgstore_queues.options import QueueOptions, VHostOptions
+from msgstore_queues.options import SUFFIX, QueueOptions, VHostOptions
 from msgstore_queues.queue import Queue
 from msgstore_queues.queue_state import OnLost
 from msgstore_queues.stores import Bodies, OpenStore
@@ -117,6 +116,8 @@ class VHostFiles:
     def _backing_for(self, name: str, wanted: QueueOptions, where: str) -> BackingQueue:
         """Return the backing queue of a queue that is declared, with its options. Caller holds the lock."""
         path = directories.queue_path(self.directory, self.name, name)
+        if name not in self._backings and path.exists():
+            self._open_left(name, path)
         if name not in self._backings:
             made = Remembered(name, wanted.backing.name, wanted.index.name, wanted.durable)
             made = made.with_backing(wanted.backing, where)
@@ -132,20 +133,33 @@ class VHostFiles:
         backing, found = self._backings[name]
         if (changed := self._check_same(name, wanted, where)) != found:
             make(self._catalogue.backing(changed.backing, where), wanted.backing, where)
-            terms = self._backings.pop(name)[0].terminate()
+            opened = None
             try:
-                backing = self._opener.open(changed, path, wanted, terms)
+                opened = self._opener.open(changed, path, wanted, self._backings.pop(name)[0].terminate())
                 directories.save_queue_file(self._files, path, changed)
             except Exception:
-                self._backings[name] = self._opener.open(found, path, QueueOptions(), terms), found
+                for one in (backing, opened):
+                    if one is not None:
+                        _abandon(self._where, one)
+                self._open_left(name, path)
                 raise
-            self._backings[name] = backing, changed
+            self._backings[name] = opened, changed
+            return opened
         return backing
+
+    def _open_left(self, name: str, path: Path) -> None:
+        """Open a queue by its files, of which a change of its options has failed. If this fails, too, the next call does it."""
+        if (found := directories.read_queue_directory(self._files, path)) is not None:
+            self._must_count = True
+            self._backings[name] = self._opener.open(found, path, QueueOptions(), None), found
 
     def _is_own(self, name: str) -> bool:
         """Return True if there is a queue of this name that msgstore has made, not a broker."""
         path = directories.queue_path(self.directory, self.name, name)
-        return name in self._backings and (path / directories.QUEUE_FILE).exists()
+        if name not in self._backings or not (path / directories.QUEUE_FILE).exists():
+            return False
+        # A queue that the broker has made of priorities gets the file when it is opened first.
+        return self.options.layout == "own" or self._backings[name][1].backing != "priority"
 
     def _check_same(self, name: str, wanted: QueueOptions, where: str) -> Remembered:
         """Return what the directory of a queue would remember with these options. Raises ConfigError for another backing queue,

@@ -16,8 +16,8 @@ from msgstore.files import Files
 from msgstore.option_values import nearest
 from msgstore.writer_lock import WriterLock, check_no_writer
 from msgstore_queues import directories
-from msgstore_queues.delays import SUFFIX
 from msgstore_queues.directories import QUEUES, STOPPED_FILE, VHOST_FILE, Remembered
+from msgstore_queues.options import SUFFIX
 
 
 @attrs.frozen

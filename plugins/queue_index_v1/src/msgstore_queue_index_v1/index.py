@@ -36,8 +36,8 @@ CHUNK_ENTRIES = 1024
 """Entries that are written together."""
 _ALLOCATED = 2**16
 """Zeros that are put behind a synced journal."""
-_MAX_OPEN_OF_ALL = 200
-"""Journals of all queues that stay open, about."""
+_MAX_OPEN_OF_ALL, _MAX_UNSYNCED_OF_ALL = 200, 300
+"""Journals of all queues that stay open, about: synced ones, and all."""
 _MAX_SCANNED = 2
 """Segments of which the places of all messages are in memory."""
 
@@ -340,9 +340,10 @@ class QueueIndexV1:
         return self._journal_fd
 
     def _limit_open(self) -> None:
-        """Close the journal, synced if need be, if those of many queues are open. If that fails, the next ``sync`` writes its
-        entries again."""
-        if len(self.open_of_all) <= _MAX_OPEN_OF_ALL or self._journal_fd is None:
+        """Close the journal if those of many queues are open. One that is not synced stays open until ``sync``, or is synced if
+        there are too many. If that fails, the next ``sync`` writes its entries again."""
+        most = _MAX_UNSYNCED_OF_ALL if self._is_unsynced else _MAX_OPEN_OF_ALL
+        if len(self.open_of_all) <= most or self._journal_fd is None:
             return
         if self._is_unsynced and not self._has_sync_failed:
             try:

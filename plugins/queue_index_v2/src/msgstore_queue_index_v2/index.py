@@ -33,8 +33,8 @@ ALONE = ".without-index"
 _NAME = re.compile(r"(0|[1-9]\d{0,15})\.(qi|qs)")
 _MAX_OPEN = 4
 """Segments of a queue whose files stay open."""
-_MAX_OPEN_OF_ALL = 200
-"""Segments of all queues whose files stay open, about."""
+_MAX_OPEN_OF_ALL, _MAX_UNSYNCED_OF_ALL = 200, 300
+"""Segments of all queues whose files stay open, about: synced ones, and all."""
 _CHECKED = 2
 """Newest segments whose messages are checked after a crash. A message of an older one is checked when it is read."""
 
@@ -221,6 +221,7 @@ class QueueIndexV2:
         self._has_failed_sync = self._has_new_names = False
         for segment in segments:
             segment.is_unsynced = False
+        self._limit_open()
 
         def run() -> None:
             try:
@@ -309,10 +310,12 @@ class QueueIndexV2:
         return segment
 
     def _limit_open(self) -> None:
-        """Close all files if those of many queues are open."""
+        """Close all files if those of many queues are open. What is not synced stays open until ``sync``, or is synced if there
+        are too many."""
         if len(self.open_of_all) > _MAX_OPEN_OF_ALL:
             for segment in list(self._open.values()):
-                self._sync_and_close(segment)
+                if not segment.is_unsynced or len(self.open_of_all) > _MAX_UNSYNCED_OF_ALL:
+                    self._sync_and_close(segment)
 
     def _sync_and_close(self, segment: _Segment) -> None:
         """Close the files of a segment, synced if need be. If that fails, the next ``sync`` writes them again."""

@@ -23,6 +23,7 @@ from typing import Any
 
 import attrs
 
+from msgstore import forking
 from msgstore.contract import ConfigError, MsgStoreError, StoreError, StoreLocked
 from msgstore.files import Files
 from msgstore.writer_lock import WriterLock
@@ -75,6 +76,7 @@ class Copy:
         if self.number and self._lock is None:
             context.files.make_directory(self.directory)
             self._lock = WriterLock(self.directory, context.files)
+            forking.watch(self._lock)
         self.queue = context.open_other(over, self.directory, context.name, terms, embed_all=True)
 
     def save_state(self, *, is_open: bool, epoch: int | None = None, sync: bool = True) -> None:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 from msgstore.contract import StoreIOError
@@ -98,17 +98,23 @@ class VariableQueue(FiveParts):
 
     def purge(self) -> int:
         count = len(self)
+        while self._delta.count:  # segment by segment, first: if one cannot be read, those behind it are ready
+            front = len(self._q3)
+            self._extend_q3()
+            for held in (*self._q4, *islice(self._q3, front)):
+                self._body_bytes -= held.body_size
+                self._forget(held)
+            self._q4.clear()
+            for _ in range(front):
+                self._q3.popleft()
         bodies = self._bodies
         self._acks += range(bodies.start, bodies.indexed)
         self.unwritten -= sum(OVERHEAD + len(body) for body in bodies.bodies[bodies.indexed - bodies.start :])
         bodies.drop(len(bodies.bodies))
-        while len(self):
-            for part in (self._q4, self._q3, self._q2, self._q1):
-                for held in part:
-                    self._forget(held)
-                part.clear()
-            if self._delta.count:
-                self._extend_q3()
+        for part in (self._q4, self._q3, self._q2, self._q1):
+            for held in part:
+                self._forget(held)
+            part.clear()
         self._body_bytes = 0
         return count
 

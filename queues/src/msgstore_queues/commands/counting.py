@@ -19,8 +19,8 @@ from msgstore.jobs.messages.sources import source_spec
 from msgstore.jobs.tasks import ProgressMeter
 from msgstore.jobs.workers import worker_catalogue
 from msgstore.option_values import Backend
-from msgstore_queues.delays import SUFFIX
 from msgstore_queues.directories import Remembered, queue_path, read_counts
+from msgstore_queues.options import SUFFIX
 from msgstore_queues.vhosts import FoundVHost, remembered_queues
 
 _ATTEMPTS = 5
