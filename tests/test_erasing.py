@@ -44,7 +44,10 @@ def filled(path, cell, files=None, **keys):
 
 def traces(path, numbers) -> list[int]:
     """Of which of the messages there is a body in any file."""
-    data = b"".join(file.read_bytes() for file in path.rglob("*") if file.is_file())
+    data = b""
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):  # deleted meanwhile
+            data += file.read_bytes()
     return [number for number in numbers if body_of(number)[:16] in data]
 
 

@@ -14,6 +14,7 @@ from click.testing import Result
 import msgstore
 from msgstore.cli.commands import compact
 from msgstore.directory import known_settings
+from msgstore.engine.state.clean_shutdown import CLEAN
 from msgstore.files import Files
 from msgstore.jobs.output.commit import StoreStaging
 from support import DATA, command, counts, counts_file, filled, flip, id_of, json_of, needs_erlang, unchanged
@@ -267,7 +268,7 @@ def test_torn_segment_with_missing_messages_is_finished_by_the_command(
 def test_killed_migration_keeps_counts_for_the_next(
     index: str, adopts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``lmdb`` has them itself. Otherwise the next attempt asks for the file, unless the store was closed cleanly since."""
+    """``lmdb`` has them itself. Otherwise the next attempt asks for the file, also if the store was closed cleanly since."""
     path, saved = shutil.copytree(DATA / "msg-store" / "v1_compacted" / "store", tmp_path / "in"), "msgstore-migrate-counts.csv"
     truth, config = counts_of(path), tmp_path / "msgstore.toml"
     assert set(truth.values()) > {1}
@@ -288,6 +289,10 @@ def test_killed_migration_keeps_counts_for_the_next(
     assert (path / saved).exists() == (index == "ets")
     if index == "ets":
         assert saved in command("ls", path).stderr
+        if not adopts:  # whoever opens the store meanwhile saves counts of one each
+            msgstore.open_store(path).close()
+            assert f"delete {path / CLEAN}, and give" in command(*again, code=2).stderr
+            (path / CLEAN).unlink()
         assert f"--refcounts {path / saved}" in command(*again, code=2).stderr
         again += ["--refcounts", path / saved]
     command(*again)
@@ -303,3 +308,30 @@ def test_refused_migration_leaves_no_counts(tmp_path: Path) -> None:
     for _ in range(2):
         command("migrate", path, "--to", "v2", "--adopt")
         assert not list(path.glob("*.csv"))
+
+
+def test_counts_that_are_lost_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process was killed with the store open, and no migration: nothing is said of one."""
+    path = shutil.copytree(DATA / "msg-store" / "v1_compacted" / "store", tmp_path / "in")
+    store = msgstore.open_store(path, index="ets", format="v1", adopt=True)
+    store.client().write(id_of(1), b"body")
+    store.flush()
+    store.abandon()
+    seen: list[Path] = []
+    go_on = msgstore.Store.migrate
+
+    def look(store: msgstore.Store, **options: object) -> object:
+        seen.extend(path.glob("*.csv"))
+        return go_on(store, **options)
+
+    monkeypatch.setattr(msgstore.Store, "migrate", look)
+    assert "a migration was killed" not in command("migrate", path, "--to", "v2").stderr
+    assert seen == []
+
+
+def test_store_that_a_writer_has_is_locked(tmp_path: Path) -> None:
+    """Also if a killed migration has left its counts: they are not to be moved away while another one runs."""
+    make(tmp_path / "in", "ets")
+    (tmp_path / "in" / "msgstore-migrate-counts.csv").touch()
+    with msgstore.open_store(tmp_path / "in"):
+        assert "has the store open for writing" in command("migrate", tmp_path / "in", "--to", "v2", code=2).stderr

@@ -52,10 +52,23 @@ class WriterLock:
                     if not left:
                         raise locked(directory) from error
                     time.sleep(_PAUSE_SECONDS)
+            if os.fstat(self._file.fileno()).st_nlink > 1:
+                self._replace_file(directory)
             self._write_text(f"{os.getpid()}")
         except BaseException:
             self.disown()
             raise
+
+    def _replace_file(self, directory: Path) -> None:
+        """Take another lock file: a copy of the directory by hard links (``cp -al``) has the same one, and tells its readers
+        about this writer. Caller holds the locks."""
+        self._file.close()
+        (directory / LOCK).unlink()
+        self._file = FileIO(open_lock(directory, os.O_RDWR | os.O_CREAT), "r+")
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise locked(directory) from error
 
     def opened(self) -> None:
         """Mark the store as open: from now on, other processes can read a complete index."""

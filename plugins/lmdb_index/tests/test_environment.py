@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -234,6 +235,8 @@ def test_hard_links_are_not_written_to(tmp_path: Path, fails: bool, monkeypatch:
     path, copy = fill(tmp_path / "a", 10).parent, tmp_path / "b"
     before = {name: (path / name).stat() for name in ("data.mdb", "lock.mdb")}
     shutil.copytree(path.parent, copy, copy_function=os.link)
+    (path / "data.mdb").chmod(0o660)
+    (copy / DIRECTORY / "data.mdb.tmp").write_bytes(b"of an opening that was killed")
     if fails:
         monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
         with pytest.raises(OSError, match="No space"):
@@ -245,6 +248,8 @@ def test_hard_links_are_not_written_to(tmp_path: Path, fails: bool, monkeypatch:
     index.close({})
     assert {name: (path / name).stat().st_ino for name in before} == {name: status.st_ino for name, status in before.items()}
     assert {(path / name).stat().st_nlink for name in before} == {1}
+    assert stat.S_IMODE((copy / DIRECTORY / "data.mdb").stat().st_mode) == 0o660
+    assert names(copy / DIRECTORY) == ["data.mdb", "lock.mdb"]
     assert (copy / DIRECTORY / "data.mdb").stat().st_blocks < 4 * before["data.mdb"].st_blocks, "it is not sparse any more"
     assert (len(stored(tmp_path / "a")[1]), len(stored(copy)[1])) == (10, 7)
 

@@ -20,9 +20,9 @@ from rabbitmq_nodes import facts, listed, rows, truth, unpack
 from support import command
 
 VHOST = Path("msg_stores/vhosts") / names.vhost_directory(b"/")
-ALIGNED = 14
-"""Entries with which an index ends at a multiple of 512 bytes."""
-STORED = 20
+ALIGNED = 126
+"""Entries with which an index ends at a multiple of 4,096 bytes."""
+STORED = 140
 
 
 def killed(base: Path, *parts: str) -> Path:
@@ -100,11 +100,12 @@ def test_index_cut_at_block_lists_messages_behind(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "ended", "expected", "is_damage"),
     [
-        (ALIGNED, 14, {"ready certain": 14}, False),  # the others were acknowledged before they were written
-        (5, 20, {"ready maybe_consumed": 20}, True),
-        (5, None, {"ready maybe_consumed": 5, "orphan maybe_consumed": 15}, False),
-        (ALIGNED, None, {"ready maybe_consumed": 20}, True),
-        (STORED, None, {"ready maybe_consumed": 20}, False),
+        (ALIGNED, 126, {"ready certain": 126}, False),  # the others were acknowledged before they were written
+        (5, 140, {"ready maybe_consumed": 140}, True),
+        (5, None, {"ready maybe_consumed": 5, "orphan maybe_consumed": 135}, False),
+        (14, None, {"ready maybe_consumed": 14, "orphan maybe_consumed": 126}, False),  # a multiple of 512 bytes
+        (ALIGNED, None, {"ready maybe_consumed": 140}, True),
+        (STORED, None, {"ready maybe_consumed": 140}, False),
     ],
 )
 def test_index_shorter_than_messages_depends_on_stop(tmp_path, entries, ended, expected, is_damage):
@@ -120,19 +121,19 @@ def test_index_shorter_than_messages_depends_on_stop(tmp_path, entries, ended, e
 def test_index_cut_in_an_entry_lists_messages_behind(tmp_path):
     make_index(queue_of(tmp_path, 2), 6, cut=1)
     counts, damage = states(tmp_path)
-    assert counts == {"ready maybe_consumed": 20}
+    assert counts == {"ready maybe_consumed": 140}
     assert damage == [
         "an entry that is cut, or after the last number of the segment",
-        "ends before the entries of the last 15 messages in 0.qs",
+        "ends before the entries of the last 135 messages in 0.qs",
     ]
 
 
 def test_acknowledged_entries_explain_messages_behind(tmp_path):
-    """At a multiple of 512 bytes as well: each message without an entry may be one of those that are empty."""
+    """At a multiple of 4,096 bytes as well: each message without an entry may be one of those that are empty."""
     place = queue_of(tmp_path, 2)
     make_index(place, STORED)
     data = (place / "0.qi").read_bytes()
-    (place / "0.qi").write_bytes(data[: 64 + 32 * 10] + bytes(32 * 20))
+    (place / "0.qi").write_bytes(data[: 64 + 32 * 10] + bytes(32 * (2 * ALIGNED + 2 - 10)))
     assert states(tmp_path) == ({"ready maybe_consumed": 10}, [])
 
 
@@ -159,7 +160,7 @@ def test_queue_without_persistent_messages_needs_no_table(tmp_path, monkeypatch)
     for at in range(64, len(data), 32):
         data[at + 1] = 0
     (place / "0.qi").write_bytes(data)
-    assert states(tmp_path) == ({"transient maybe_consumed": 20}, [])
+    assert states(tmp_path) == ({"transient maybe_consumed": 140}, [])
 
 
 @pytest.mark.parametrize("name", [b"/names.dets", b"quorum"])
@@ -190,7 +191,7 @@ def test_row_of_quorum_names_that_is_no_tuple_is_skipped(tmp_path):
     object_ = b"\0\0\0\7\x83a\1"
     bucket = (8 + len(object_)).to_bytes(4, "big") + b"\x12\x34\x56\x78" + object_
     (tmp_path / "quorum/node/names.dets").write_bytes(b"\0\0\0\0\0\xab\xcd\xef".ljust(64, b"\0") + bucket)
-    assert states(tmp_path) == ({"ready maybe_consumed": 20}, [])
+    assert states(tmp_path) == ({"ready maybe_consumed": 140}, [])
 
 
 def test_missing_journal_is_named_and_written_anew(tmp_path):

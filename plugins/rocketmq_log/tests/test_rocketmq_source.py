@@ -196,10 +196,12 @@ def test_name_that_cannot_be_examined_is_damage(tmp_path, monkeypatch):
     (tmp_path / "timers").mkdir()
     (log.store / "timerlog").symlink_to(tmp_path / "timers")
     (log.store / "config").mkdir()
+    (log.store / ".#lock").symlink_to(tmp_path / "absent")
+    (log.store / "lost+found").mkdir()
     scandir = os.scandir
 
     def failing(place):
-        if str(place) == str(log.store / "config"):
+        if str(place) in (str(log.store / "config"), str(log.store / "lost+found")):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         return scandir(place)
 

@@ -14,6 +14,7 @@ from msgstore.directory import has_settings
 from msgstore.engine.open.recovery import MIGRATION_COUNTS
 from msgstore.engine.state.clean_shutdown import CLEAN
 from msgstore.files import Files
+from msgstore.writer_lock import check_no_writer
 
 _LINES = 20_000
 """Lines that are written at once."""
@@ -31,11 +32,14 @@ def saved_counts(target: StoreTarget, to_format: str) -> Iterator[None]:
     if is_kept or not (is_store or target.adopt or target.config.adopt):
         yield
         return
-    if file.exists() and is_store and not (target.path / CLEAN).exists() and target.refcounts_file is None:
+    check_no_writer(target.path)
+    if file.exists() and is_store and target.refcounts_file is None:
+        clean = target.path / CLEAN  # after another opening, which has counted each message once
+        forget = f"delete {clean}, and " if clean.exists() else ""
         raise StoreError(
             f"{file}: a migration was stopped here before it could save the counts. If nothing has been written to the store "
-            f"since, give the counts of before: --refcounts {file}. Otherwise move the file away: then each message counts "
-            "once, also removed ones."
+            f"since, {forget}give the counts of before: --refcounts {file}. Otherwise move the file away: the counts are lost, "
+            "and each message counts once, also removed ones."
         )
     _save(target, to_format)
     try:
@@ -49,7 +53,7 @@ def _save(target: StoreTarget, to_format: str) -> None:
     logging.disable(logging.WARNING)  # the opening for writing logs the same
     try:
         with target.open("r") as store:
-            if all(segment.format == to_format for segment in store.segments()):
+            if not store.stats().recovery.counts_are_kept or all(segment.format == to_format for segment in store.segments()):
                 return
             lines = (f"{entry.msg_id.hex()},{entry.references}\n".encode() for entry in store.entries())
             chunks = iter(lambda: b"".join(islice(lines, _LINES)), b"")

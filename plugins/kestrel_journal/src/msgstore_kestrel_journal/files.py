@@ -50,7 +50,8 @@ def check_name(queue: str) -> None:
 
 def list_names(directory: Path) -> tuple[list[str], dict[str, str]]:
     """Return the names in a directory that are files to Kestrel: all but directories. And the reason for each that cannot be
-    read, such as a link to a disk that is not mounted. Raises OSError if the directory cannot be listed."""
+    read, such as a link to a disk that is not mounted, if it belongs to a queue. Raises OSError if the directory cannot be
+    listed."""
     names, odd = list[str](), dict[str, str]()
     for path in sorted(directory.iterdir()):
         try:
@@ -58,7 +59,9 @@ def list_names(directory: Path) -> tuple[list[str], dict[str, str]]:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not path.is_symlink():  # deleted meanwhile
                 continue
-            odd[path.name] = f"cannot be examined: {error.strerror}. A queue with this file is not read"
+            if not queue_names([path.name]):  # such as the lock of an editor
+                continue
+            odd[path.name] = f"cannot be examined: {error.strerror}. Mount its disk, or remove the name: its queue is not read"
         else:
             if stat.S_ISDIR(mode):
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,11 +47,16 @@ def _make_private(path: Path) -> None:
     if _is_shared(path / LOCK):
         (path / LOCK).unlink()
     data, copy = path / DATA, path / f"{DATA}.tmp"
+    with contextlib.suppress(NotADirectoryError):
+        copy.unlink(missing_ok=True)  # of an opening that was killed
     if not _is_shared(data):
         return
     try:
-        copy.unlink(missing_ok=True)
         with data.open("rb") as source, copy.open("xb") as target:
+            status = os.fstat(source.fileno())
+            os.fchmod(target.fileno(), stat.S_IMODE(status.st_mode))
+            with contextlib.suppress(PermissionError):  # of another user: the mode says who may read it
+                os.fchown(target.fileno(), status.st_uid, status.st_gid)
             while chunk := source.read(_COPIED_AT_ONCE):
                 if chunk.count(0) < len(chunk):
                     target.write(chunk)
@@ -59,10 +65,11 @@ def _make_private(path: Path) -> None:
             target.truncate()
             os.fsync(target.fileno())
         copy.replace(data)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             copy.unlink(missing_ok=True)
-        raise
+        what = f"{data} has another hard link, and no copy of it can be made: {error.strerror}"
+        raise OSError(error.errno, what, str(copy)) from error
     _sync_directory(path)
 
 

@@ -12,7 +12,7 @@ from rabbitmq_files import index_v1, index_v2
 
 SEGMENT_NUMBERS = 4096
 """Messages of a segment of index v2, unless the node was configured otherwise."""
-_BLOCK_SIZE = 512
+_BLOCK_SIZE = 4096
 """A file that a copy or a power failure has cut ends at a multiple. Entries of an index do so as well."""
 _WITHOUT_INDEX = "acknowledged messages are listed as well, and those in the shared store are orphans (--state orphan)"
 Read = Callable[[str], Buffer]

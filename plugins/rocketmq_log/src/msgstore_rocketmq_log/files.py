@@ -36,14 +36,18 @@ _TRIES = 20
 
 def list_files(store: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Return the size of each regular file below a directory, and the reason for each other name that is no directory, or that
-    cannot be examined. Names are relative. Raises OSError if the directory itself cannot be listed."""
+    cannot be examined, but for names that no broker makes. Names are relative. Raises OSError if the directory itself cannot be
+    listed."""
     sizes, skipped = dict[str, int](), dict[str, str]()
 
     def skip(error: OSError) -> None:
         if Path(error.filename) == store:
             raise error
-        if not isinstance(error, FileNotFoundError) or Path(error.filename).is_symlink():  # else deleted meanwhile
-            skipped[Path(error.filename).relative_to(store).as_posix()] = f"cannot be examined: {error.strerror}"
+        is_foreign = Path(error.filename).name.startswith((".", "lost+found"))  # of an editor, of a file system
+        if not is_foreign and (not isinstance(error, FileNotFoundError) or Path(error.filename).is_symlink()):
+            skipped[Path(error.filename).relative_to(store).as_posix()] = (
+                f"cannot be examined: {error.strerror}"  # not one that was deleted meanwhile
+            )
 
     for place, directories, names in os.walk(store, onerror=skip):
         for path in (Path(place, name) for name in (*directories, *names)):
