@@ -145,7 +145,7 @@ class ConversionJournal:
 
 @attrs.define
 class _Past:
-    """What the lines of a journal say together. A state has only the counts and reasons that have changed since the one before:
+    """Sum of the lines of a journal. A state has only the counts and reasons that have changed since the one before:
     a journal of many queues would grow with their square. A state of an earlier version has all of them, in a list."""
 
     state: dict[str, Any] | None = None
