@@ -38,9 +38,9 @@ flush-joins-one-under-way: A flush returns when one that began before the last w
 flush-hides-another-threads-failure: A flush that waited for one that failed returns as if everything were confirmed.
   GroupCommit.run  tests/test_clients.py::test_waiting_flushes_are_served_by_one_run
   = if done.get(timeout=_RETRY_SECONDS): => if done.get(timeout=_RETRY_SECONDS) is not None:
-confirms-come-twice: The last message of each flush is confirmed once more by the next one.
+confirms-come-twice: The last message of each flush is confirmed twice.
   Flusher.deliver_confirms  tests/test_store.py::test_confirms_come_once_per_flush_in_order
-  = del client.unconfirmed[: len(ids)] => del client.unconfirmed[: len(ids) - 1]
+  = client.on_confirm(ids) => client.on_confirm([*ids, ids[-1]])
 @ msgstore.engine.write.writer
 bound-of-unconfirmed-is-ignored: More bytes are unconfirmed than max_unconfirmed allows.
   Writer._after_change  tests/test_clients.py::test_unconfirmed_bytes_stay_within_the_bound

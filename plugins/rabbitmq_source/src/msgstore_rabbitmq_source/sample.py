@@ -48,6 +48,7 @@ def _write_queue(place: Path, queue: bytes, version: int) -> dict[bytes, bytes]:
         entries.append(index_v2.encode_own(len(stored), len(term), size))
         stored += index_v2.encode_stored(term)
     if version == 1:
+        (place / layout.JOURNAL).touch()
         (place / "0.idx").write_bytes(records)
     else:
         (place / "0.qi").write_bytes(b"".join(entries))
