@@ -200,7 +200,7 @@ def indexed_v2(found: tuple[index_v2.Segment, list[tuple[int, int]]], data: byte
         )
     end = 64
     for at, size in places:
-        assert at in (end, 0)
+        assert at == 0 or (at >= end and not any(data[end:at]))  # zeros of RabbitMQ 4 are read over
         end = at + 8 + size
         with contextlib.suppress(index_v2.StoredError):
             term, _ = index_v2.read_stored(data, at, size)
