@@ -66,6 +66,12 @@ def in_processes(calls: Iterable[Try], seconds: float = HANG_SECONDS, batch: int
             process.kill()
 
 
+def in_child(check: Callable[[], str]) -> str:
+    """Return what ``check()`` returns in a fork of this process, or the error that it raises."""
+    [(_, result, error)] = in_processes([("the child", lambda _: check())])
+    return result or error
+
+
 @attrs.define
 class Outcome:
     points: int = 0

@@ -8,16 +8,10 @@ import os
 import pytest
 
 import msgstore
-from attempts import FORK, in_processes, start_process
+from attempts import FORK, in_child, start_process
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 ID = bytes(16)
-
-
-def in_child(check):
-    """What ``check()`` said, or how it failed, in a forked process."""
-    [(_, said, error)] = in_processes([("the child", lambda _: check())])
-    return said or error
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -7,18 +7,12 @@ import os
 
 import pytest
 
-from attempts import in_processes
+from attempts import in_child
 from msgstore.contract import StoreClosed, StoreLocked
 from msgstore_queues import open_vhost
 from queues_support import bodies, open_on
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-
-
-def in_child(check):
-    """What ``check()`` said, or how it failed, in a forked process."""
-    [(_, said, error)] = in_processes([("the child", lambda _: check())])
-    return said or error
 
 
 @pytest.mark.parametrize("held", [False, True])

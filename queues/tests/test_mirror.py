@@ -52,7 +52,7 @@ class FailBelow(Files):
     failing_sync: Path | None = None
     failing_read: Path | None = None
     failing_states: Iterator[bool] = iter(())
-    """Of the next writes of states, which fail."""
+    """For each of the next writes of a state whether it fails."""
 
     def __init__(self):
         self._paths = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from threading import Lock
 from typing import Protocol
 
 
@@ -23,6 +24,12 @@ _open: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 def watch(owned: ForkAware) -> None:
     """Call ``owned.disown()`` in every child process that is forked from now on."""
     _open.add(owned)
+
+
+def renew_locks(*locks: Lock) -> None:
+    """Make locks free in a child process: the threads that held them are not there."""
+    for lock in locks:
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
 
 
 def _in_child() -> None:

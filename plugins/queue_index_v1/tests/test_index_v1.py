@@ -482,7 +482,7 @@ def several(tmp_path, monkeypatch):
 
 
 def test_few_journals_of_many_queues_stay_open(several):
-    """What is closed is synced: a later sync of it does not tell what has failed before."""
+    """A file is synced before it is closed: a sync after that would not report an error of before."""
     files, indexes = several()
     for number, index in enumerate(indexes):
         write(index, [own(0)], [])

@@ -311,7 +311,7 @@ def test_files_whose_sync_failed_are_written_again(opened):
 
 
 def test_few_files_of_one_write_stay_open(opened):
-    """What is closed is synced: a later sync of it does not tell what has failed before."""
+    """A file is synced before it is closed: a sync after that would not report an error of before."""
     files = RecordingFiles()
     index = opened(files=files, synced=True)
     write(index, [own(4 * segment) for segment in range(20)], [])

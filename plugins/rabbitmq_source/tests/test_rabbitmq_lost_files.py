@@ -78,7 +78,7 @@ def states(node: Path) -> tuple[Counter[str], list[str]]:
 
 
 def test_index_cut_at_block_lists_messages_behind(tmp_path):
-    """Of the 719 messages whose entries are gone, 461 are in the ``.qs`` file, and the others in the shared store."""
+    """The entries of 719 messages are gone: 461 of these are in the ``.qs`` file, and the others in the shared store."""
     node = killed(tmp_path, "14049IPWY5WMKYX4P32YLNPMV", "LATEST.LOG")
     index = next(node.rglob("E3RYC60PCSAUV6D7I2MOFR3C1/0.qi"))
     whole = [fact for fact, row in zip(facts(truth()["orders", "orders.all"]), range(845), strict=True) if row < 126]

@@ -1,4 +1,4 @@
-"""What a queue does by the clock: make up for failures, publish delayed messages, and end when nobody uses it."""
+"""Work of a queue by the clock: return messages after a failure, publish delayed ones, and end when nobody uses it."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Condition, Lock, Thread, get_ident
 
 from msgstore.contract import MsgStoreError, StoreClosed, StoreIOError
+from msgstore.forking import renew_locks
 from msgstore_queues.errors import QueueFailed, VHostDown
 from msgstore_queues.expiry import do_what_is_due
 from msgstore_queues.options import VHostOptions
@@ -228,8 +229,7 @@ class Flusher:
     def disown(self) -> None:
         """In a child process, right after a fork, which has no thread of this object."""
         self._thread_of_flush = 0
-        for lock in (self.lock, self._clock_lock):
-            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
+        renew_locks(self.lock, self._clock_lock)
 
     def join(self) -> None:
         """Wait until the thread has ended, after ``stop``. Caller holds no lock."""

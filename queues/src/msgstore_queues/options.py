@@ -44,8 +44,9 @@ class QueueOptions:
     message_ttl: Duration | None = None
     """Messages that wait longer are dropped, or dead-lettered, when they come to the head of the queue."""
     expires: Duration | None = attrs.field(default=None, validator=optional(gt(Duration(0))))
-    """The queue is deleted with its messages when nobody has used it for this time: no call that adds, takes, settles or shows
-    messages, no ``vhost.queue``, no consumer, and no unacked or delayed message. The time begins anew when the vhost opens."""
+    """The queue is deleted with its messages when nobody has used it for this time: no call that adds, takes,
+    acknowledges, gives back or shows messages, no ``vhost.queue``, no consumer, and no unacked or delayed message. The time
+    begins anew when the vhost opens."""
     deduplicate: bool = False
     """True: keys of ``publish`` are known again after a restart. All messages are read once for that when the queue is
     declared."""

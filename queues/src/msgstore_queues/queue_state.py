@@ -11,6 +11,7 @@ from threading import Condition, Lock
 from typing import Any, NoReturn, Protocol, Self
 
 from msgstore.contract import MsgStoreError
+from msgstore.forking import renew_locks
 from msgstore_queues.contract import BackingQueue, BodiesQueue, Message
 from msgstore_queues.errors import QueueFailed
 from msgstore_queues.keys import Keys
@@ -136,7 +137,7 @@ class QueueState:
         self._out: dict[int, Taker | None] = {}
         """Positions of unacked messages that somebody may acknowledge, and their consumers."""
         self._unreturned = set[int]()
-        """Those of them that nobody has, because a failure has kept them from their places."""
+        """Positions of unacked messages that nobody holds: a failure has kept them from their places in the queue."""
         self._returns: dict[int, int] = {}
         """How often a message at a position came back in this run."""
         self._taken: list[tuple[object, Received]] = []
@@ -290,7 +291,7 @@ class QueueState:
 
     def disown(self, error: MsgStoreError) -> None:
         """In a child process, right after a fork: let every call raise ``error``. Waits for no lock."""
-        self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
+        renew_locks(self.lock)
         self.closed = error
 
     def stop(self, error: MsgStoreError) -> None:

@@ -380,8 +380,7 @@ class VHost(VHostFiles):
             self._lock_file.disown()
         self._flusher.disown()
         self._events.disown()
-        for lock in (self._lock, self._delays_lock):
-            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
+        forking.renew_locks(self._lock, self._delays_lock)
         self.closed = StoreClosed(
             f"{self._where}: the vhost is open in process {os.getppid()}, which this process was forked from. A fork does not "
             "share a vhost: open it after the fork, in one of the two."

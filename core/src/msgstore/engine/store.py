@@ -304,8 +304,7 @@ class Store:
         self._unclosed.detach()
         if self._opened.lock:
             self._opened.lock.disown()
-        for lock in (self._accounting.state_lock, self._accounting.flush_lock, self._gc_lock):
-            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own
+        forking.renew_locks(self._accounting.state_lock, self._accounting.flush_lock, self._gc_lock)
         error = StoreClosed(
             f"{self.path}: the store is open in process {os.getppid()}, which this process was forked from. A fork does not "
             "share a store: open it after the fork, in one of the two."

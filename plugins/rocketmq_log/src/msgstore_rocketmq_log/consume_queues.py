@@ -61,12 +61,12 @@ class _Odd:
     queue: _Queue
     file: str
     at: int
-    """Offset in it."""
+    """Offset of the entry in the file."""
     number: int
     offset: int
-    """Of the record."""
+    """Offset of the record in the log."""
     row: int
-    """Of the record among the good ones."""
+    """Number of the record among the good ones of the log."""
     is_own: bool
     """True if only the number is another one."""
 

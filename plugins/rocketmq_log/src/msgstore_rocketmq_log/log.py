@@ -147,7 +147,7 @@ class CommitLog:
         self._begins = [file.begin for file in files]
         self._kept: dict[int, Content] = {}
         self.places = Places()
-        """Of the last scan."""
+        """Good records that the last scan has met."""
 
     @property
     def begin(self) -> int:

@@ -158,7 +158,7 @@ def build_queues(
     plain: dict[tuple[bytes, int], tuple[Callable[[int], None], Callable[[int], None]]] = {}
     """Queues whose records are messages of it, unless a flag says otherwise: what adds an offset, and a number."""
     for offset, topic, queue_id, queue_offset, sys_flag, behind in log.scan(damage):
-        if offset in moved:
+        if moved and offset in moved:  # nearly always there are none
             topic, queue_id, queue_offset = moved[offset]
         if (adders := plain.get((topic, queue_id))) and not sys_flag & SPECIAL and not behind:
             adders[0](offset)
